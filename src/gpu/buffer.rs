@@ -1,0 +1,115 @@
+//! Buffers: views of the caller's, and our own.
+
+use crate::error::{Error, Result};
+
+/// A part of a buffer that a kernel reads or writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice<'a> {
+    /// The buffer; it needs the usage `STORAGE`.
+    pub buffer: &'a wgpu::Buffer,
+    /// First byte, a multiple of the device's `min_storage_buffer_offset_alignment`.
+    pub offset: u64,
+    /// Bytes, a multiple of 4.
+    pub size: u64,
+}
+
+impl<'a> Slice<'a> {
+    /// The whole buffer.
+    pub fn all(buffer: &'a wgpu::Buffer) -> Self {
+        Self { buffer, offset: 0, size: buffer.size() }
+    }
+}
+
+impl<'a> From<&'a wgpu::Buffer> for Slice<'a> {
+    fn from(buffer: &'a wgpu::Buffer) -> Self {
+        Self::all(buffer)
+    }
+}
+
+/// Makes a storage buffer that holds `bytes`, padded with zeros to a multiple of 4.
+///
+/// # Errors
+/// [`Error::DeviceLimit`] when the device allows no buffer or binding of this size.
+pub fn upload(device: &wgpu::Device, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
+    let size = (bytes.len() as u64).next_multiple_of(4).max(4);
+    check_size(device, label, size)?;
+    let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+        label: Some(label),
+        size,
+        usage: storage_usage(),
+        mapped_at_creation: true,
+    });
+    fill(&buffer, 0, bytes)?;
+    buffer.unmap();
+    Ok(buffer)
+}
+
+/// Makes an empty storage buffer of at least 4 bytes.
+pub(super) fn create(
+    device: &wgpu::Device,
+    label: &'static str,
+    size: u64,
+) -> Result<wgpu::Buffer> {
+    let size = size.next_multiple_of(4).max(4);
+    check_size(device, label, size)?;
+    Ok(device.create_buffer(&wgpu::BufferDescriptor {
+        label: Some(label),
+        size,
+        usage: storage_usage(),
+        mapped_at_creation: false,
+    }))
+}
+
+fn storage_usage() -> wgpu::BufferUsages {
+    wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST
+}
+
+fn check_size(device: &wgpu::Device, argument: &'static str, needed: u64) -> Result<()> {
+    let limits = device.limits();
+    if needed > limits.max_storage_buffer_binding_size {
+        return Err(Error::DeviceLimit {
+            argument,
+            limit: "max_storage_buffer_binding_size",
+            needed,
+            allowed: limits.max_storage_buffer_binding_size,
+        });
+    }
+    if needed > limits.max_buffer_size {
+        return Err(Error::DeviceLimit {
+            argument,
+            limit: "max_buffer_size",
+            needed,
+            allowed: limits.max_buffer_size,
+        });
+    }
+    Ok(())
+}
+
+/// Writes to a buffer that is still mapped from its creation.
+pub(super) fn fill(buffer: &wgpu::Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
+    let whole = bytes.len() / 4 * 4;
+    let lost = |e: wgpu::MapRangeError| Error::DeviceLost { reason: e.to_string() };
+    if whole > 0 {
+        let range = offset..offset + whole as u64;
+        buffer.get_mapped_range_mut(range).map_err(lost)?.copy_from_slice(&bytes[..whole]);
+    }
+    if whole < bytes.len() {
+        let mut last = [0; 4];
+        last[..bytes.len() - whole].copy_from_slice(&bytes[whole..]);
+        let start = offset + whole as u64;
+        // Mapped ranges must start at a multiple of 8, so the last word comes with its neighbour.
+        let aligned = start / 8 * 8;
+        let mut pair = [0; 8];
+        let skip = (start - aligned) as usize;
+        if skip == 4 {
+            pair[..4].copy_from_slice(&bytes[whole - 4..whole]);
+        }
+        pair[skip..skip + 4].copy_from_slice(&last);
+        let end = (aligned + 8).min(buffer.size());
+        buffer
+            .get_mapped_range_mut(aligned..end)
+            .map_err(lost)?
+            .copy_from_slice(&pair[..(end - aligned) as usize]);
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! The caller's device, adopted.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::kernel::{Kernel, Pipeline, Variant};
+use super::{buffer, requirements};
+use crate::error::Result;
+
+/// What a [`Context`] is made from.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ContextDescriptor<'a> {
+    /// A cache that pipelines are made through (Vulkan only); the caller loads and saves it.
+    pub pipeline_cache: Option<&'a wgpu::PipelineCache>,
+}
+
+/// A device and queue of the caller, with the pipelines made for them so far.
+///
+/// Cloning is cheap and shares the pipelines.
+#[derive(Clone, Debug)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    cache: Option<wgpu::PipelineCache>,
+    pipelines: Mutex<HashMap<(&'static str, Variant), Arc<Pipeline>>>,
+    nonce: AtomicU32,
+}
+
+impl Context {
+    /// Adopts a device.
+    ///
+    /// # Errors
+    /// [`crate::Error::DeviceLimit`] or [`crate::Error::MissingFeature`] when the device was made
+    /// with less than [`super::required_limits`] and [`super::required_features`] ask for.
+    pub fn new(
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        descriptor: &ContextDescriptor<'_>,
+    ) -> Result<Self> {
+        requirements::check(device)?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                device: device.clone(),
+                queue: queue.clone(),
+                cache: descriptor.pipeline_cache.cloned(),
+                pipelines: Mutex::default(),
+                nonce: AtomicU32::new(1),
+            }),
+        })
+    }
+
+    /// The caller's device.
+    pub fn device(&self) -> &wgpu::Device {
+        &self.inner.device
+    }
+
+    /// The caller's queue.
+    pub fn queue(&self) -> &wgpu::Queue {
+        &self.inner.queue
+    }
+
+    /// Makes a storage buffer holding `bytes` (see [`super::upload`]).
+    ///
+    /// # Errors
+    /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size.
+    pub fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
+        buffer::upload(self.device(), label, bytes)
+    }
+
+    /// Makes an empty storage buffer that can also be copied from and to.
+    ///
+    /// # Errors
+    /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size.
+    pub fn create(&self, label: &'static str, size: u64) -> Result<wgpu::Buffer> {
+        buffer::create(self.device(), label, size)
+    }
+
+    /// The pipeline of a kernel in a variant, made at the first call.
+    pub(super) fn pipeline(&self, kernel: &Kernel, variant: &Variant) -> Arc<Pipeline> {
+        // A panic while the lock was held leaves the map whole: entries are only added.
+        let mut pipelines = self.inner.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        pipelines
+            .entry((kernel.name, variant.clone()))
+            .or_insert_with(|| {
+                Arc::new(Pipeline::new(self.device(), self.inner.cache.as_ref(), kernel, variant))
+            })
+            .clone()
+    }
+
+    /// Makes the pipeline of a kernel ahead of its first use.
+    pub fn warm(&self, kernel: &Kernel, variant: &Variant) {
+        self.pipeline(kernel, variant);
+    }
+
+    /// A completion word that no recent submit used; never 0, the content of fresh memory.
+    pub(super) fn nonce(&self) -> u32 {
+        self.inner.nonce.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9) | 1
+    }
+}

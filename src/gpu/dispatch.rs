@@ -1,0 +1,304 @@
+//! Recording into the caller's encoder.
+
+use std::sync::Arc;
+
+use super::buffer::Slice;
+use super::context::Context;
+use super::kernel::{Kernel, Variant};
+use super::params::{Magic, Params, SLOT_BYTES, Slots};
+use super::readback::{self, Readback, Shared};
+use super::timing::{Timer, Timing};
+use crate::error::{Error, Result};
+
+/// Workgroups of a dispatch, counted along one line and folded to two dimensions where a device's
+/// limit on one dimension (65,535 on the baseline) asks for it.
+///
+/// A shader finds its place as `workgroup_id.y * num_workgroups.x + workgroup_id.x` and guards its
+/// work against places past the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups(pub u64);
+
+impl Groups {
+    /// The fold for a device that allows `limit` workgroups a dimension.
+    fn fold(self, argument: &'static str, limit: u32) -> Result<(u32, u32)> {
+        let limit = u64::from(limit);
+        let rows = self.0.div_ceil(limit);
+        if rows > limit {
+            return Err(Error::DeviceLimit {
+                argument,
+                limit: "max_compute_workgroups_per_dimension",
+                needed: self.0,
+                allowed: limit * limit,
+            });
+        }
+        let width = if rows == 0 { 0 } else { self.0.div_ceil(rows) };
+        Ok((width as u32, rows as u32))
+    }
+}
+
+struct Pending {
+    source: wgpu::Buffer,
+    offset: u64,
+    size: u64,
+    shared: Arc<Shared>,
+}
+
+/// Records kernels, clears, copies and read-backs into an encoder of the caller.
+///
+/// [`Recorder::finish`] ends the recording; then the caller finishes the encoder, submits it and
+/// polls the device. Dropping a recorder without finishing it leaves a valid encoder whose
+/// read-backs never come.
+pub struct Recorder<'a> {
+    context: &'a Context,
+    encoder: &'a mut wgpu::CommandEncoder,
+    pass: Option<wgpu::ComputePass<'static>>,
+    slots: Slots,
+    pending: Vec<Pending>,
+    timer: Option<Timer>,
+}
+
+impl core::fmt::Debug for Recorder<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Recorder").field("pending", &self.pending.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Recorder<'a> {
+    /// Starts a recording into `encoder`, which must come from the context's device.
+    pub fn new(context: &'a Context, encoder: &'a mut wgpu::CommandEncoder) -> Self {
+        Self {
+            context,
+            encoder,
+            pass: None,
+            slots: Slots::new(context.device()),
+            pending: Vec::new(),
+            timer: None,
+        }
+    }
+
+    /// The context that this recording belongs to.
+    pub fn context(&self) -> &'a Context {
+        self.context
+    }
+
+    /// Measures the dispatches that follow, up to the next mark, under `label`. Without
+    /// `TIMESTAMP_QUERY` on the device this does nothing.
+    pub fn mark(&mut self, label: &'static str) {
+        self.pass = None;
+        if self.timer.is_none() {
+            self.timer = Timer::new(self.context);
+        }
+        if let Some(timer) = &mut self.timer {
+            timer.mark(label);
+        }
+    }
+
+    /// Records one dispatch. A dispatch of no workgroups is left out.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when the number of slices is not that of the kernel's bindings;
+    /// [`Error::DeviceLimit`] for a slice above the binding limit or too many workgroups;
+    /// [`Error::BufferUsage`] for a buffer without `STORAGE`; [`Error::Offsets`] for a slice that
+    /// is misaligned or outside its buffer.
+    pub fn dispatch<P: Params>(
+        &mut self,
+        kernel: &'static Kernel,
+        variant: &Variant,
+        params: &P,
+        slices: &[Slice<'_>],
+        groups: Groups,
+    ) -> Result<()> {
+        let limits = self.context.device().limits();
+        let (width, height) =
+            groups.fold(kernel.name, limits.max_compute_workgroups_per_dimension)?;
+        if slices.len() != kernel.bindings.len() {
+            return Err(Error::Length {
+                argument: kernel.name,
+                got: slices.len(),
+                expected: kernel.bindings.len(),
+            });
+        }
+        for (slice, binding) in slices.iter().zip(kernel.bindings) {
+            check_slice(binding.name(), slice, &limits)?;
+        }
+        if width == 0 {
+            return Ok(());
+        }
+        debug_assert_eq!(P::LAYOUT.size, kernel.params.size, "{}", kernel.name);
+        debug_assert!(P::LAYOUT.size as u64 <= SLOT_BYTES, "{}", kernel.name);
+        let pipeline = self.context.pipeline(kernel, variant);
+        let (uniform, offset) = self.slots.write(bytemuck::bytes_of(params))?;
+        let mut entries = vec![wgpu::BindGroupEntry {
+            binding: 0,
+            resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                buffer: &uniform,
+                offset: 0,
+                size: core::num::NonZeroU64::new(kernel.params.size as u64),
+            }),
+        }];
+        for (index, slice) in slices.iter().enumerate() {
+            entries.push(wgpu::BindGroupEntry {
+                binding: index as u32 + 1,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: slice.buffer,
+                    offset: slice.offset,
+                    size: core::num::NonZeroU64::new(slice.size),
+                }),
+            });
+        }
+        let group = self.context.device().create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some(kernel.name),
+            layout: &pipeline.layout,
+            entries: &entries,
+        });
+        let pass = match &mut self.pass {
+            Some(pass) => pass,
+            None => {
+                let timestamp_writes = self.timer.as_mut().and_then(Timer::writes);
+                let descriptor =
+                    wgpu::ComputePassDescriptor { label: Some("wgkv"), timestamp_writes };
+                let pass = self.encoder.begin_compute_pass(&descriptor).forget_lifetime();
+                self.pass.insert(pass)
+            }
+        };
+        pass.set_pipeline(&pipeline.pipeline);
+        pass.set_bind_group(0, &group, &[offset]);
+        pass.dispatch_workgroups(width, height, 1);
+        Ok(())
+    }
+
+    /// Sets a part of a buffer to zero.
+    pub fn clear(&mut self, slice: Slice<'_>) {
+        self.pass = None;
+        self.encoder.clear_buffer(slice.buffer, slice.offset, Some(slice.size));
+    }
+
+    /// Copies `size` bytes, a multiple of 4, between buffers.
+    pub fn copy(
+        &mut self,
+        from: &wgpu::Buffer,
+        from_offset: u64,
+        to: &wgpu::Buffer,
+        to_offset: u64,
+        size: u64,
+    ) {
+        if size > 0 {
+            self.pass = None;
+            self.encoder.copy_buffer_to_buffer(from, from_offset, to, to_offset, size);
+        }
+    }
+
+    /// Asks for the content that `slice` has at the end of this recording.
+    ///
+    /// # Errors
+    /// [`Error::BufferUsage`] when the buffer was made without `COPY_SRC`.
+    pub fn read_back(&mut self, slice: Slice<'_>) -> Result<Readback> {
+        if !slice.buffer.usage().contains(wgpu::BufferUsages::COPY_SRC) {
+            return Err(Error::BufferUsage { argument: "read-back", usage: "COPY_SRC" });
+        }
+        let shared = Arc::new(Shared::default());
+        self.pending.push(Pending {
+            source: slice.buffer.clone(),
+            offset: slice.offset,
+            size: slice.size,
+            shared: shared.clone(),
+        });
+        Ok(Readback::new(shared))
+    }
+
+    /// Ends the recording: writes the completion word, copies what was asked back and schedules its
+    /// mapping for the submit. Returns the timings if anything was marked.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLimit`] when the read-backs together exceed the largest buffer.
+    pub fn finish(mut self) -> Result<Option<Timing>> {
+        self.pass = None;
+        let timing = match self.timer.take() {
+            Some(timer) => {
+                let (buffer, spans) = timer.resolve(self.context, self.encoder)?;
+                let readback = self.read_back(Slice::all(&buffer))?;
+                Some(Timing::new(readback, spans, self.context.queue().get_timestamp_period()))
+            }
+            None => None,
+        };
+        if self.pending.is_empty() {
+            return Ok(timing);
+        }
+        let nonce = self.context.nonce();
+        let word = self.context.create("wgkv completion word", 4)?;
+        self.dispatch(
+            &readback::KERNEL,
+            &Variant::default(),
+            &readback::CompleteParams { nonce },
+            &[Slice::all(&word)],
+            Groups(1),
+        )?;
+        self.pass = None;
+        let total = 8 + self.pending.iter().map(|p| p.size.next_multiple_of(8)).sum::<u64>();
+        let allowed = self.context.device().limits().max_buffer_size;
+        if total > allowed {
+            return Err(Error::DeviceLimit {
+                argument: "read-back",
+                limit: "max_buffer_size",
+                needed: total,
+                allowed,
+            });
+        }
+        let staging = self.context.device().create_buffer(&wgpu::BufferDescriptor {
+            label: Some("wgkv read-back"),
+            size: total,
+            usage: wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ,
+            mapped_at_creation: false,
+        });
+        self.encoder.copy_buffer_to_buffer(&word, 0, &staging, 0, 4);
+        let mut offset = 8;
+        let mut waiting = Vec::with_capacity(self.pending.len());
+        for pending in self.pending.drain(..) {
+            if pending.size > 0 {
+                self.encoder.copy_buffer_to_buffer(
+                    &pending.source,
+                    pending.offset,
+                    &staging,
+                    offset,
+                    pending.size,
+                );
+            }
+            waiting.push((pending.shared, offset, pending.size));
+            offset += pending.size.next_multiple_of(8);
+        }
+        readback::schedule(self.encoder, &staging, nonce, waiting);
+        Ok(timing)
+    }
+}
+
+fn check_slice(argument: &'static str, slice: &Slice<'_>, limits: &wgpu::Limits) -> Result<()> {
+    if !slice.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
+        return Err(Error::BufferUsage { argument, usage: "STORAGE" });
+    }
+    if slice.size > limits.max_storage_buffer_binding_size {
+        return Err(Error::DeviceLimit {
+            argument,
+            limit: "max_storage_buffer_binding_size",
+            needed: slice.size,
+            allowed: limits.max_storage_buffer_binding_size,
+        });
+    }
+    let fault = |index, got, expected| Err(Error::Offsets { argument, index, got, expected });
+    if !slice.offset.is_multiple_of(u64::from(limits.min_storage_buffer_offset_alignment)) {
+        return fault(0, slice.offset, "a multiple of min_storage_buffer_offset_alignment");
+    }
+    if slice.size == 0 || !slice.size.is_multiple_of(4) {
+        return fault(1, slice.size, "a multiple of 4, at least 4");
+    }
+    if slice.offset.checked_add(slice.size).is_none_or(|end| end > slice.buffer.size()) {
+        return fault(1, slice.offset.saturating_add(slice.size), "an end within the buffer");
+    }
+    Ok(())
+}
+
+impl Magic {
+    /// The constants for a divisor that came as usize.
+    pub fn of(divisor: usize) -> Self {
+        Self::new(u32::try_from(divisor).unwrap_or(u32::MAX))
+    }
+}

@@ -1,0 +1,125 @@
+//! Kernels: WGSL source with typed bindings, and the pipelines made from them.
+
+use super::params::ParamsLayout;
+
+/// How a kernel uses a storage binding. Binding 0 is always the parameters (uniform, dynamic offset);
+/// storage bindings follow from 1 in the order of [`Kernel::bindings`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// Read only; the name is the WGSL variable's.
+    Read(&'static str),
+    /// Read and written; the name is the WGSL variable's.
+    Write(&'static str),
+}
+
+impl Binding {
+    /// Name of the WGSL variable.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read(name) | Self::Write(name) => name,
+        }
+    }
+}
+
+/// What differs between two builds of one kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// `const NAME: u32 = value;` lines put in front of the source: what sizes arrays.
+    pub constants: Vec<(&'static str, u32)>,
+    /// Values of WGSL `override`s.
+    pub overrides: Vec<(&'static str, u32)>,
+}
+
+/// A compute kernel: one WGSL entry point `main` and what it binds.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    /// Method and stage, as in the file's path: `nestedkv/score`.
+    pub name: &'static str,
+    /// Fragments and the stage's own text, joined.
+    pub source: &'static str,
+    /// Storage bindings from 1 on.
+    pub bindings: &'static [Binding],
+    /// Layout of the parameters at binding 0.
+    pub params: ParamsLayout,
+}
+
+impl Kernel {
+    /// The WGSL text of a variant.
+    pub fn text(&self, variant: &Variant) -> String {
+        use core::fmt::Write;
+        let mut text = String::with_capacity(self.source.len() + 64);
+        for (name, value) in &variant.constants {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "const {name}: u32 = {value}u;");
+        }
+        text.push_str(self.source);
+        text
+    }
+}
+
+/// A built kernel.
+#[derive(Debug)]
+pub(super) struct Pipeline {
+    pub(super) layout: wgpu::BindGroupLayout,
+    pub(super) pipeline: wgpu::ComputePipeline,
+}
+
+impl Pipeline {
+    pub(super) fn new(
+        device: &wgpu::Device,
+        cache: Option<&wgpu::PipelineCache>,
+        kernel: &Kernel,
+        variant: &Variant,
+    ) -> Self {
+        let label = Some(kernel.name);
+        // Checked modules: bounds, loops and divisions are guarded by the driver's or naga's code.
+        let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label,
+            source: wgpu::ShaderSource::Wgsl(kernel.text(variant).into()),
+        });
+        let entry = |binding: u32, ty, has_dynamic_offset, min: u64| wgpu::BindGroupLayoutEntry {
+            binding,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer {
+                ty,
+                has_dynamic_offset,
+                min_binding_size: core::num::NonZeroU64::new(min),
+            },
+            count: None,
+        };
+        let mut entries =
+            vec![entry(0, wgpu::BufferBindingType::Uniform, true, kernel.params.size as u64)];
+        for (index, binding) in kernel.bindings.iter().enumerate() {
+            let read_only = matches!(binding, Binding::Read(_));
+            entries.push(entry(
+                index as u32 + 1,
+                wgpu::BufferBindingType::Storage { read_only },
+                false,
+                4,
+            ));
+        }
+        let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label,
+            entries: &entries,
+        });
+        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label,
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: 0,
+        });
+        let constants: Vec<(&str, f64)> =
+            variant.overrides.iter().map(|(name, value)| (*name, f64::from(*value))).collect();
+        let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label,
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                constants: &constants,
+                ..Default::default()
+            },
+            cache,
+        });
+        Self { layout, pipeline }
+    }
+}

@@ -1,0 +1,23 @@
+//! GPU plumbing: adopts the caller's device, builds pipelines, records dispatches, reads back.
+//!
+//! Nothing here creates a device, submits, polls or blocks; the caller does.
+
+mod buffer;
+mod context;
+mod dispatch;
+mod kernel;
+mod params;
+mod readback;
+mod requirements;
+mod timing;
+
+pub use buffer::{Slice, upload};
+pub use context::{Context, ContextDescriptor};
+pub use dispatch::{Groups, Recorder};
+pub use kernel::{Binding, Kernel, Variant};
+#[allow(unused_imports, reason = "methods declare their parameters with it")]
+pub(crate) use params::params;
+pub use params::{Magic, Params, ParamsLayout};
+pub use readback::{Readback, kernel as completion_kernel};
+pub use requirements::{optional_features, required_features, required_limits};
+pub use timing::{Span, Timing};

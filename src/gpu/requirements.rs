@@ -1,0 +1,76 @@
+//! What a device must have, and what makes it faster.
+
+use crate::error::{Error, Result};
+
+/// Features that the device must be made with: none. Every stage runs on the WebGPU baseline.
+pub fn required_features() -> wgpu::Features {
+    wgpu::Features::empty()
+}
+
+/// Features of `available` that this library makes use of when the device is made with them.
+pub fn optional_features(available: wgpu::Features) -> wgpu::Features {
+    available & wgpu::Features::TIMESTAMP_QUERY
+}
+
+/// The limits that the device must be made with: those of the WebGPU baseline, with storage bindings
+/// and buffers as large as `available` allows, since the size of a binding bounds the size of a
+/// tensor.
+pub fn required_limits(available: &wgpu::Limits) -> wgpu::Limits {
+    wgpu::Limits {
+        max_buffer_size: available.max_buffer_size,
+        max_storage_buffer_binding_size: available.max_storage_buffer_binding_size,
+        ..baseline()
+    }
+}
+
+/// The limits without which no stage runs.
+fn baseline() -> wgpu::Limits {
+    wgpu::Limits::default()
+}
+
+/// Compares a device with [`required_features`] and the baseline limits.
+pub(super) fn check(device: &wgpu::Device) -> Result<()> {
+    let has = device.limits();
+    let needs = baseline();
+    let at_least = [
+        (
+            "max_storage_buffers_per_shader_stage",
+            u64::from(needs.max_storage_buffers_per_shader_stage),
+            u64::from(has.max_storage_buffers_per_shader_stage),
+        ),
+        (
+            "max_compute_workgroup_storage_size",
+            u64::from(needs.max_compute_workgroup_storage_size),
+            u64::from(has.max_compute_workgroup_storage_size),
+        ),
+        (
+            "max_compute_invocations_per_workgroup",
+            u64::from(needs.max_compute_invocations_per_workgroup),
+            u64::from(has.max_compute_invocations_per_workgroup),
+        ),
+        (
+            "max_compute_workgroup_size_x",
+            u64::from(needs.max_compute_workgroup_size_x),
+            u64::from(has.max_compute_workgroup_size_x),
+        ),
+        (
+            "max_compute_workgroups_per_dimension",
+            u64::from(needs.max_compute_workgroups_per_dimension),
+            u64::from(has.max_compute_workgroups_per_dimension),
+        ),
+        (
+            "max_dynamic_uniform_buffers_per_pipeline_layout",
+            1,
+            u64::from(has.max_dynamic_uniform_buffers_per_pipeline_layout),
+        ),
+    ];
+    for (limit, needed, allowed) in at_least {
+        if allowed < needed {
+            return Err(Error::DeviceLimit { argument: "device", limit, needed, allowed });
+        }
+    }
+    if !device.features().contains(required_features()) {
+        return Err(Error::MissingFeature { argument: "device", feature: "a required feature" });
+    }
+    Ok(())
+}

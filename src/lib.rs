@@ -1,0 +1,10 @@
+//! wgkv keeps a transformer's KV cache compressed in GPU memory.
+#![deny(unsafe_code)]
+
+pub mod error;
+pub mod gpu;
+pub mod layout;
+pub mod shape;
+
+pub use error::{Error, Result};
+pub use wgpu;
