@@ -14,7 +14,7 @@ pub enum Engine {
     /// The library's CPU path.
     Cpu,
     /// The library's GPU path.
-    Gpu(Gpu),
+    Gpu(Box<Gpu>),
 }
 
 /// A device of an adapter.
@@ -47,7 +47,7 @@ impl Engine {
             match Gpu::open(adapter) {
                 Ok(gpu) => {
                     say(&format!("running on {}", describe(&info)));
-                    return Ok(Self::Gpu(gpu));
+                    return Ok(Self::Gpu(Box::new(gpu)));
                 }
                 Err(reason) => why.push(format!("{}: {reason}", describe(&info))),
             }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
 
 use super::fail::shown;
 
@@ -256,14 +256,13 @@ impl<'de> Deserialize<'de> for RawHeader {
                         if metadata.replace(value).is_some() {
                             return Err(twice(&key));
                         }
-                    } else if tensors.contains_key(&key) {
-                        map.next_value::<IgnoredAny>()?;
-                        return Err(twice(&key));
                     } else {
                         let entry = map
                             .next_value::<RawEntry>()
                             .map_err(|e| A::Error::custom(format_args!("{}: {e}", shown(&key))))?;
-                        tensors.insert(key, entry);
+                        if tensors.insert(key.clone(), entry).is_some() {
+                            return Err(twice(&key));
+                        }
                     }
                 }
                 let metadata = metadata.flatten().map(|m| m.0).unwrap_or_default();

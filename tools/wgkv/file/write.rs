@@ -132,7 +132,7 @@ impl Output {
             map.insert(tensor.name.clone(), entry);
         }
         let mut text = Value::Object(map).to_string();
-        while text.len() % 8 != 0 {
+        while !text.len().is_multiple_of(8) {
             text.push(' ');
         }
         let shown_path = shown(&self.path.display().to_string());
