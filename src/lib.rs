@@ -5,6 +5,7 @@ pub mod error;
 pub mod gpu;
 pub mod kernels;
 pub mod layout;
+pub mod nsnquant;
 pub mod shape;
 
 pub use error::{Error, Result};
