@@ -3,6 +3,7 @@
 
 pub mod error;
 pub mod gpu;
+pub mod judge;
 pub mod kernels;
 pub mod layout;
 pub mod nsnquant;
