@@ -42,9 +42,7 @@ impl Hadamard {
         let tables: [&'static [u32]; 3] = [&ORDER_12, &ORDER_20, &ORDER_28];
         let rows = tables
             .into_iter()
-            .find(|rows| {
-                dim.is_multiple_of(rows.len()) && (dim / rows.len()).is_power_of_two()
-            })
+            .find(|rows| dim.is_multiple_of(rows.len()) && (dim / rows.len()).is_power_of_two())
             .unwrap_or(&[0]);
         Ok(Self { dim, rows, run: dim / rows.len() })
     }

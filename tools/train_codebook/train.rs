@@ -132,8 +132,7 @@ struct Sums {
 }
 
 fn job(book: Book, columns: &[[f32; ROWS]], samples: &[Piece], first: usize) -> Sums {
-    let mut sums =
-        Sums { vectors: vec![[0.0; PIECE]; ROWS], total: 0.0, worst: (f32::MAX, first) };
+    let mut sums = Sums { vectors: vec![[0.0; PIECE]; ROWS], total: 0.0, worst: (f32::MAX, first) };
     for (offset, sample) in samples.iter().enumerate() {
         let piece = book.of(sample);
         let (index, dot) = nearest(columns, &piece);
