@@ -3,8 +3,10 @@
 
 pub mod error;
 pub mod gpu;
+pub mod judge;
 pub mod kernels;
 pub mod layout;
+pub mod nsnquant;
 pub mod shape;
 
 pub use error::{Error, Result};
