@@ -156,8 +156,9 @@ fn imports_run_one_way() {
                     continue;
                 }
                 let allowed = match (module, own, level(name)) {
-                    // The f64 judge shares no code with what it judges.
-                    ("judge", ..) => false,
+                    // The f64 judge shares no code with what it judges: it knows how data is handed
+                    // over, and decodes it by itself.
+                    ("judge", ..) => name == "shape" && !code(&path).contains(".read("),
                     (_, Some(own), Some(other)) => other < own,
                     (_, Some(_), None) => name == "Error" || name == "Result",
                     (_, None, _) => false,
