@@ -4,6 +4,8 @@
 pub mod error;
 pub mod gpu;
 pub mod layout;
+pub mod nestedkv;
+pub mod primitives;
 pub mod shape;
 
 pub use error::{Error, Result};
