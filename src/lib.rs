@@ -3,6 +3,8 @@
 
 pub mod error;
 pub mod gpu;
+pub mod judge;
+pub mod kernels;
 pub mod layout;
 pub mod nestedkv;
 pub mod primitives;

@@ -60,7 +60,7 @@ impl Magic {
 
     /// What the shader computes.
     pub fn divide(self, dividend: u32) -> u32 {
-        let high = (u64::from(self.multiplier) * u64::from(dividend) >> 32) as u32;
+        let high = ((u64::from(self.multiplier) * u64::from(dividend)) >> 32) as u32;
         (high + ((dividend - high) >> self.shift1)) >> self.shift2
     }
 }
