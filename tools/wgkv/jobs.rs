@@ -1,5 +1,6 @@
 //! The jobs of the library on either path.
 
+use half::f16;
 use wgkv::nestedkv::{self, EvictConfig, ScoreConfig};
 use wgkv::nsnquant::{self, Codec};
 use wgkv::shape::{Elements, Tensor};
@@ -42,6 +43,16 @@ impl Engine {
     ) -> Result<Kept, Fail> {
         let kept = nestedkv::cpu::keep(scores, rows, tokens, config)?;
         Ok(Kept { offsets: kept.offsets, positions: kept.positions, sinks_only: kept.sinks_only })
+    }
+
+    /// Copies the rows that stay, as f16.
+    pub fn gather(&self, data: &Tensor<'_>, kept: &Kept) -> Result<Vec<f16>, Fail> {
+        let kept = nestedkv::cpu::Kept {
+            offsets: kept.offsets.clone(),
+            positions: kept.positions.clone(),
+            sinks_only: kept.sinks_only,
+        };
+        Ok(nestedkv::cpu::gather(data, &kept)?)
     }
 
     /// Packs the chunks that start at the token rows `starts`.

@@ -10,6 +10,7 @@ mod file;
 mod inspect;
 mod jobs;
 mod layers;
+mod nested;
 mod packed;
 mod packing;
 mod quant;
@@ -44,6 +45,8 @@ fn run(cli: &Cli) -> Result<(), Fail> {
     match &cli.verb {
         Verb::Doctor => doctor::run(&cli.common),
         Verb::Budgets(args) => budgets::run(args, &cli.common),
+        Verb::Score(args) => nested::score(args, &cli.common),
+        Verb::Evict(args) => nested::evict(args, &cli.common),
         Verb::Quantize(args) => quant::quantize(args, &cli.common),
         Verb::Dequantize(args) => quant::dequantize(args, &cli.common),
         Verb::Replay(args) => replay::run(args, &cli.common),
