@@ -12,8 +12,7 @@ use crate::report::finish;
 pub fn run(args: &BudgetsArgs, common: &Common) -> Result<(), Fail> {
     let mut source = Source::open(&args.input)?;
     want(&source, &[Kind::Heads], "head.<j> for j from 0")?;
-    let count =
-        source.header().tensors.keys().filter_map(|name| numbered(name, "head.")).count();
+    let count = source.header().tensors.keys().filter_map(|name| numbered(name, "head.")).count();
     let heads = (0..count)
         .map(|j| Ok(source.exactly::<f32>(&format!("head.{j}"), FileDtype::F32, 1)?.1))
         .collect::<Result<Vec<Vec<f32>>, Fail>>()?;

@@ -1,8 +1,8 @@
 //! `score` and `evict`.
 
 use half::f16;
-use wgkv::nestedkv::{Budget, EvictConfig, ScoreConfig};
 use wgkv::Error;
+use wgkv::nestedkv::{Budget, EvictConfig, ScoreConfig};
 
 use crate::args::{Common, EvictArgs, Heads, Keeping, ScoreArgs, Scoring};
 use crate::engine::Engine;
@@ -135,13 +135,8 @@ pub fn evict(args: &EvictArgs, common: &Common) -> Result<(), Fail> {
     let mut report = Vec::new();
     for (layer, names) in list {
         let pair = Pair::read(&mut source, layer, &names)?;
-        let config = evict_config(
-            config,
-            &args.keeping,
-            args.sinks.sinks,
-            pair.k.tokens,
-            pair.k.heads,
-        );
+        let config =
+            evict_config(config, &args.keeping, args.sinks.sinks, pair.k.tokens, pair.k.heads);
         let kept = select(&engine, &pair.k, &config, layer)
             .map_err(|e| e.at(shown(&pair.k.name)).at(source.name()))?;
         let gather = |dense: &Dense| -> Result<Vec<f16>, Fail> {

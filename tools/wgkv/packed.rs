@@ -111,7 +111,11 @@ impl Packed {
     /// `[rows + 1]`, in raw token rows.
     pub fn raw_offsets(&self) -> Vec<u32> {
         let chunk = self.note.chunk as u32;
-        self.offsets.iter().zip(&self.page_offsets).map(|(rows, pages)| rows - pages * chunk).collect()
+        self.offsets
+            .iter()
+            .zip(&self.page_offsets)
+            .map(|(rows, pages)| rows - pages * chunk)
+            .collect()
     }
 
     /// Position of every token row.
@@ -208,7 +212,8 @@ impl Packed {
             }
             Some(positions)
         } else {
-            if let Some(row) = offsets.windows(2).position(|r| (r[1] - r[0]) as usize != note.tokens)
+            if let Some(row) =
+                offsets.windows(2).position(|r| (r[1] - r[0]) as usize != note.tokens)
             {
                 let message = format!("row {row} is not whole, but there are no positions");
                 return Err(source.fail(&offsets_name, message));
@@ -280,8 +285,8 @@ pub fn read_codebook<R: Read + Seek>(source: &mut Source<R>) -> Result<Arc<Codeb
         Ok(rows)
     };
     let (signed, magnitude) = (book("codebook_signed")?, book("codebook_magnitude")?);
-    let codebook = Codebook::new(&signed, &magnitude)
-        .map_err(|e| Fail::from(e).at(source.name()))?;
+    let codebook =
+        Codebook::new(&signed, &magnitude).map_err(|e| Fail::from(e).at(source.name()))?;
     Ok(Arc::new(codebook))
 }
 

@@ -110,17 +110,14 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: Ragged) -> Result<Packed, Fail>
 
 /// The rows that stay raw, as f16; as bf16 where a bf16 value is beyond f16.
 fn raw_rows(data: &Data, places: &[Place], dim: usize) -> Result<Data, Fail> {
-    let ranges = || {
-        places.iter().flat_map(|place| [place.sinks.clone(), place.tail.clone()])
-    };
+    let ranges = || places.iter().flat_map(|place| [place.sinks.clone(), place.tail.clone()]);
     let elements = |range: core::ops::Range<usize>| range.start * dim..range.end * dim;
     match data {
         Data::F16(x) => {
             Ok(Data::F16(ranges().flat_map(|r| x[elements(r)].iter().copied()).collect()))
         }
         Data::Bf16(x) => {
-            let rows: Vec<bf16> =
-                ranges().flat_map(|r| x[elements(r)].iter().copied()).collect();
+            let rows: Vec<bf16> = ranges().flat_map(|r| x[elements(r)].iter().copied()).collect();
             let fits = |v: &bf16| !v.is_finite() || f16::from_f32(v.to_f32()).is_finite();
             if rows.iter().all(fits) {
                 Ok(Data::F16(rows.iter().map(|v| f16::from_f32(v.to_f32())).collect()))
@@ -168,9 +165,7 @@ pub fn restore_f16(
     let decoded = saturate(&engine.decode(&side.codec, &side.pages)?, name);
     let raw = match &side.raw {
         Data::F16(rows) => rows.clone(),
-        Data::Bf16(rows) => {
-            saturate(&rows.iter().map(|v| v.to_f32()).collect::<Vec<_>>(), name)
-        }
+        Data::Bf16(rows) => saturate(&rows.iter().map(|v| v.to_f32()).collect::<Vec<_>>(), name),
         Data::F32(rows) => saturate(rows, name),
     };
     Ok(weave(&raw, &decoded, places, side.codec.layout().head_dim()))
@@ -207,7 +202,9 @@ fn saturate(values: &[f32], name: &str) -> Vec<f16> {
         })
         .collect();
     if cut > 0 {
-        say(&format!("{name}: {cut} elements are beyond f16 and were cut off at 65504 (--dtype f32 keeps them)"));
+        say(&format!(
+            "{name}: {cut} elements are beyond f16 and were cut off at 65504 (--dtype f32 keeps them)"
+        ));
     }
     halves
 }

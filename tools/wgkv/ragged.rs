@@ -114,8 +114,7 @@ impl Ragged {
             );
             return Err(source.fail(&key, message));
         }
-        check_positions(&at, &position_list)
-            .map_err(|why| source.fail(&positions, why))?;
+        check_positions(&at, &position_list).map_err(|why| source.fail(&positions, why))?;
         Ok(Self {
             batch: note.batch,
             heads: note.heads,
