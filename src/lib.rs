@@ -7,6 +7,7 @@ pub mod judge;
 pub mod kernels;
 pub mod layout;
 pub mod nestedkv;
+pub mod nsnquant;
 pub mod primitives;
 pub mod shape;
 
