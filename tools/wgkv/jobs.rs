@@ -1,6 +1,7 @@
 //! The jobs of the library on either path.
 
 use half::f16;
+use wgkv::attention::{self, AttendConfig, CacheView, Queries};
 use wgkv::nestedkv::{self, EvictConfig, ScoreConfig};
 use wgkv::nsnquant::{self, Codec};
 use wgkv::shape::{Elements, Tensor};
@@ -68,5 +69,15 @@ impl Engine {
     /// Decodes pages, `[pages * chunk, D]`.
     pub fn decode(&self, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail> {
         Ok(nsnquant::cpu::decode(codec, pages)?)
+    }
+
+    /// Attends; outputs `[B, Hq, Nq, D of the values]`.
+    pub fn attend(
+        &self,
+        view: &CacheView<'_>,
+        queries: &Queries<'_>,
+        config: &AttendConfig,
+    ) -> Result<Vec<f32>, Fail> {
+        Ok(attention::cpu::attend(view, queries, config)?.out)
     }
 }
