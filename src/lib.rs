@@ -6,6 +6,7 @@ pub mod gpu;
 pub mod judge;
 pub mod kernels;
 pub mod layout;
+pub mod nsnquant;
 pub mod shape;
 
 pub use error::{Error, Result};
