@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 
-/// What the log of the sum of weights is given as where a query sees no key; its output is 0.
-pub const NO_KEY: f32 = -1e30;
+/// What the log of the sum of weights is given as where a query sees no key: the lowest f32. Its
+/// output is 0.
+pub const NO_KEY: f32 = f32::MIN;
 
 /// Largest size of [`AttendConfig::scale`].
 const MAX_SCALE: f32 = 1_048_576.0;

@@ -9,11 +9,11 @@ pub(crate) const QUERY_EXPONENT: i32 = -12;
 /// Smallest exponent of a query's largest element that is told from 0.
 pub(crate) const MIN_EXPONENT: i32 = -100;
 /// Logits to base 2 are limited to 2 to this power.
-pub(crate) const LOGIT_EXPONENT: i32 = 96;
+pub(crate) const LOGIT_EXPONENT: i32 = 126;
 /// Every weight carries the factor 2 to minus this power.
 pub(crate) const WEIGHT_SHIFT: f32 = 32.0;
-/// A logit of no key: below any logit.
-pub(crate) const UNSEEN: f32 = -1e30;
+/// A logit of no key: below any logit, and finite even less the largest logit.
+pub(crate) const UNSEEN: f32 = -1.701_411_8e38;
 
 /// Shape of an attention and how its logits are scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -9,7 +9,6 @@ pub mod packed;
 pub mod raw;
 pub mod rotate;
 
-use self::merge::Partial;
 use super::config::AttendConfig;
 use super::plan::{Plan, QueryShape};
 use super::view::{CacheView, Queries};

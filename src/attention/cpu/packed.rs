@@ -203,8 +203,8 @@ impl<'a> Worker<'a> {
                 let scale = &self.block.scales[query];
                 for (at, logit) in logits[..tokens].iter_mut().enumerate() {
                     let position = page * keys.chunk() + tile.start + at;
-                    let seen = limit
-                        .is_none_or(|limit| self.packed.page_positions[position] <= limit);
+                    let seen =
+                        limit.is_none_or(|limit| self.packed.page_positions[position] <= limit);
                     let dot = self.keys.s1[at] * (self.keys.s2[at] * *logit + shared[query]);
                     *logit = if seen { scale.logit(dot) } else { UNSEEN };
                 }

@@ -28,9 +28,8 @@ pub(super) fn partials(
             for (query, logits) in logits[..count].iter_mut().enumerate() {
                 let limit = plan.limit_of(block.queries.start + query);
                 for (token, logit) in logits[..tokens].iter_mut().enumerate() {
-                    let seen = limit.is_none_or(|limit| {
-                        view.raw_positions[tile.start + token] <= limit
-                    });
+                    let seen =
+                        limit.is_none_or(|limit| view.raw_positions[tile.start + token] <= limit);
                     *logit = if seen { block.scales[query].logit(*logit) } else { UNSEEN };
                 }
             }

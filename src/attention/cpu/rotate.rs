@@ -66,9 +66,9 @@ pub(super) fn prepare(plan: &Plan, data: Elements<'_>, codec: Option<&Codec>) ->
     let rows = map((0..plan.queries()).collect(), |query| {
         let mut plain = vec![0.0; dim];
         data.read(query * dim, &mut plain);
-        let exponent = plain.iter().fold(MIN_EXPONENT, |top, x| {
-            top.max((x.to_bits() >> 23 & 255) as i32 - 127)
-        });
+        let exponent = plain
+            .iter()
+            .fold(MIN_EXPONENT, |top, x| top.max((x.to_bits() >> 23 & 255) as i32 - 127));
         for x in &mut plain {
             *x = times_power(*x, QUERY_EXPONENT - exponent);
         }
