@@ -65,9 +65,10 @@ pub fn attend(
     }
     let causal = match (causal, cache.tokens().checked_sub(queries.tokens)) {
         (false, _) => None,
-        (true, Some(first)) => Some(u32::try_from(first).map_err(|_| {
-            Fail::input(format!("position {first} is beyond 4294967295"))
-        })?),
+        (true, Some(first)) => Some(
+            u32::try_from(first)
+                .map_err(|_| Fail::input(format!("position {first} is beyond 4294967295")))?,
+        ),
         (true, None) => {
             return Err(Fail::input(format!(
                 "has {} query tokens, more than the {} tokens that the cache has seen",
