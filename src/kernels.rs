@@ -2,8 +2,12 @@
 //! them all and for callers who want to build pipelines ahead of their first use.
 
 use crate::gpu::{self, Kernel, Variant};
+use crate::{nestedkv, primitives};
 
 /// All kernels, each with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
-    vec![(gpu::completion_kernel(), vec![Variant::default()])]
+    let mut kernels = vec![(gpu::completion_kernel(), vec![Variant::default()])];
+    kernels.extend(primitives::gpu::kernels());
+    kernels.extend(nestedkv::gpu::kernels());
+    kernels
 }
