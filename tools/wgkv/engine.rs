@@ -69,6 +69,16 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// Where the work runs, in words.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Cpu => "cpu".into(),
+            Self::Gpu(gpu) => describe(&gpu.info),
+        }
+    }
+}
+
 impl Gpu {
     fn open(adapter: &wgpu::Adapter) -> Result<Self, String> {
         let descriptor = wgpu::DeviceDescriptor {
