@@ -1,9 +1,13 @@
 //! Every kernel of the library with every variant that can occur, for tests that translate and lint
 //! them all and for callers who want to build pipelines ahead of their first use.
 
+use crate::cache;
 use crate::gpu::{self, Kernel, Variant};
 
 /// All kernels, each with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
-    vec![(gpu::completion_kernel(), vec![Variant::default()])]
+    vec![
+        (gpu::completion_kernel(), vec![Variant::default()]),
+        (&cache::gpu::rows::KERNEL, cache::gpu::rows::variants()),
+    ]
 }

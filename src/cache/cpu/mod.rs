@@ -1,0 +1,3 @@
+//! The cache in host memory.
+
+pub mod rows;

@@ -1,0 +1,3 @@
+//! The cache in device memory.
+
+pub mod rows;
