@@ -13,7 +13,7 @@
 use core::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::layout::{MAX_CHUNK, MIN_CHUNK, PageLayout};
+use crate::layout::{MAX_CHUNK, MIN_CHUNK};
 use crate::shape::Dtype;
 
 /// Most tokens of `sinks` or of `recent`.
@@ -160,64 +160,6 @@ impl Frontier {
     }
 }
 
-/// What a cache holds, in tokens and bytes. The names are those of the peer's properties
-/// (VeloxQuant-MLX, `NSNQuantKVCache`), so that scripts can read either.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Counters {
-    /// Tokens of each row.
-    pub len: usize,
-    /// Tokens of each row behind the frontier.
-    pub quantized_tokens: usize,
-    /// Bytes of the packed keys: codes, scales and means of all rows.
-    pub compressed_key_bytes: u64,
-    /// Bytes of the packed values.
-    pub compressed_value_bytes: u64,
-    /// Bytes of the raw rows, keys and values: sinks and tail.
-    pub residual_fp16_bytes: u64,
-    /// Bytes that the keys would take as f16.
-    pub fp16_key_bytes: u64,
-    /// Bytes that the values would take as f16.
-    pub fp16_value_bytes: u64,
-    /// Bits per element of what is packed, scales and means included; 16 when nothing is.
-    pub assigned_avg_bits: f64,
-    /// Bytes allocated for rows and pages by this cache and all its forks, shared ones once.
-    pub device_bytes: u64,
-}
-
-impl Counters {
-    /// The counters of a cache of `rows` rows; `raw_bytes` are those of one raw element.
-    pub fn new(
-        frontier: &Frontier,
-        rows: usize,
-        keys: &PageLayout,
-        values: &PageLayout,
-        raw_bytes: usize,
-        device_bytes: u64,
-    ) -> Self {
-        let pages = (rows * frontier.chunks()) as u64;
-        let width = (keys.head_dim() + values.head_dim()) as u64;
-        let elements = |tokens: usize, channels: usize| (rows * tokens * channels) as u64;
-        let compressed = |layout: &PageLayout| pages * layout.data_bytes() as u64;
-        let (key_bytes, value_bytes) = (compressed(keys), compressed(values));
-        let packed = (rows * frontier.packed()) as u64 * width;
-        Self {
-            len: frontier.len(),
-            quantized_tokens: frontier.packed(),
-            compressed_key_bytes: key_bytes,
-            compressed_value_bytes: value_bytes,
-            residual_fp16_bytes: (rows * frontier.raw() * raw_bytes) as u64 * width,
-            fp16_key_bytes: 2 * elements(frontier.len(), keys.head_dim()),
-            fp16_value_bytes: 2 * elements(frontier.len(), values.head_dim()),
-            assigned_avg_bits: if packed == 0 {
-                16.0
-            } else {
-                (8 * (key_bytes + value_bytes)) as f64 / packed as f64
-            },
-            device_bytes,
-        }
-    }
-}
-
 /// A copy of token rows from one dense tensor `[rows, from_tokens, head_dim]` into another
 /// `[rows, to_tokens, head_dim]`: the same span of every row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,5 +224,176 @@ pub fn check_count(argument: &'static str, factors: &[usize]) -> Result<usize> {
     match product {
         Some(count) if count <= max => Ok(count as usize),
         _ => Err(Error::OutOfRange { argument, got: product.unwrap_or(u64::MAX), min: 0, max }),
+    }
+}
+
+/// A [`Move`] in tokens alone: what keys and values, of whatever width, have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) tokens: usize,
+    pub(super) from_tokens: usize,
+    pub(super) from_first: usize,
+    pub(super) to_tokens: usize,
+    pub(super) to_first: usize,
+}
+
+impl Span {
+    /// The copy of this span in tensors of a shape.
+    pub(super) fn of(
+        self,
+        rows: usize,
+        head_dim: usize,
+        from_dtype: Dtype,
+        to_dtype: Dtype,
+    ) -> Move {
+        Move {
+            rows,
+            head_dim,
+            tokens: self.tokens,
+            from_tokens: self.from_tokens,
+            from_first: self.from_first,
+            from_dtype,
+            to_tokens: self.to_tokens,
+            to_first: self.to_first,
+            to_dtype,
+        }
+    }
+}
+
+/// An append: the raw rows held and the new ones are joined, complete chunks are encoded from the
+/// joined rows, what remains settles as the new raw rows.
+#[derive(Clone, Debug)]
+pub(super) struct Append {
+    /// The frontier afterwards.
+    pub(super) next: Frontier,
+    /// Tokens of each joined row.
+    pub(super) joined: usize,
+    /// Raw rows to joined rows.
+    pub(super) old: Span,
+    /// New rows to joined rows.
+    pub(super) new: Span,
+    /// Joined rows to raw rows: the sinks.
+    pub(super) sinks: Span,
+    /// Joined rows to raw rows: the tail.
+    pub(super) tail: Span,
+    /// Chunks to encode.
+    pub(super) flushed: usize,
+    rows: usize,
+    chunk: usize,
+}
+
+impl Append {
+    pub(super) fn new(before: &Frontier, rows: usize, tokens: usize) -> Result<Self> {
+        let mut next = *before;
+        let flush = next.append(tokens)?;
+        check_count("token rows", &[rows, next.len()])?;
+        let flushed = flush.chunks.len();
+        let held = before.raw();
+        let joined = held + tokens;
+        let span = |from_tokens, from_first, to_tokens, to_first, tokens| Span {
+            tokens,
+            from_tokens,
+            from_first,
+            to_tokens,
+            to_first,
+        };
+        let (sinks, raw) = (next.sinks(), next.raw());
+        Ok(Self {
+            next,
+            joined,
+            old: span(held, 0, joined, 0, held),
+            new: span(tokens, 0, joined, held, tokens),
+            sinks: span(joined, 0, raw, 0, sinks),
+            tail: span(joined, sinks + flushed * next.chunk(), raw, sinks, raw - sinks),
+            flushed,
+            rows,
+            chunk: next.chunk(),
+        })
+    }
+
+    /// First joined row of each page to encode, chunk after chunk and in a chunk row after row.
+    pub(super) fn starts(&self) -> Vec<u32> {
+        let first = self.next.sinks();
+        (0..self.flushed)
+            .flat_map(|c| (0..self.rows).map(move |row| (c, row)))
+            .map(|(c, row)| (row * self.joined + first + c * self.chunk) as u32)
+            .collect()
+    }
+}
+
+/// A trim: raw rows that stay, then rows that come back from a broken chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trim {
+    /// The frontier afterwards.
+    pub(super) next: Frontier,
+    /// Raw rows to raw rows.
+    pub(super) kept: Span,
+    /// Decoded rows of chunk `next.chunks()` to raw rows.
+    pub(super) restored: Span,
+}
+
+impl Trim {
+    pub(super) fn new(before: &Frontier, tokens: usize) -> Result<Self> {
+        let mut next = *before;
+        let restore = next.trim(tokens)?;
+        let kept = Span {
+            tokens: restore.kept,
+            from_tokens: before.raw(),
+            from_first: 0,
+            to_tokens: next.raw(),
+            to_first: 0,
+        };
+        let restored = Span {
+            tokens: restore.tokens,
+            from_tokens: next.chunk(),
+            from_first: 0,
+            to_tokens: next.raw(),
+            to_first: restore.kept,
+        };
+        Ok(Self { next, kept, restored })
+    }
+}
+
+/// A fetch: sinks and tail are copied, chunks are decoded to their places.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fetch {
+    /// Raw rows to fetched rows.
+    pub(super) raw: [Span; 2],
+    frontier: Frontier,
+}
+
+impl Fetch {
+    pub(super) fn new(frontier: &Frontier) -> Self {
+        let (sinks, raw) = (frontier.sinks(), frontier.raw());
+        let span = |first, to_first, tokens| Span {
+            tokens,
+            from_tokens: raw,
+            from_first: first,
+            to_tokens: frontier.len(),
+            to_first,
+        };
+        Self {
+            raw: [span(0, 0, sinks), span(sinks, frontier.tail_start(), raw - sinks)],
+            frontier: *frontier,
+        }
+    }
+
+    /// Decoded rows of one chunk to fetched rows.
+    pub(super) fn chunk(&self, chunk: usize) -> Span {
+        Span {
+            tokens: self.frontier.chunk(),
+            from_tokens: self.frontier.chunk(),
+            from_first: 0,
+            to_tokens: self.frontier.len(),
+            to_first: self.frontier.chunk_start(chunk),
+        }
+    }
+
+    /// First fetched row of each page, chunk after chunk and in a chunk row after row.
+    pub(super) fn starts(&self, rows: usize) -> Vec<u32> {
+        (0..self.frontier.chunks())
+            .flat_map(|c| (0..rows).map(move |row| (c, row)))
+            .map(|(c, row)| (row * self.frontier.len() + self.frontier.chunk_start(c)) as u32)
+            .collect()
     }
 }

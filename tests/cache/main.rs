@@ -1,5 +1,6 @@
 //! The cache: frontier, rows, layer caches on both paths.
 
+mod layer;
 mod plan;
 mod rows;
 #[path = "../support/mod.rs"]

@@ -41,8 +41,11 @@ fn rows_narrow(bits: u32) -> u32 {
     return select(rounded, nan, (bits & 0x7fffffffu) > 0x7f800000u);
 }
 
+// The bits of an element as those of an f32; NaN comes quiet, as the host's conversions make it.
 fn rows_read(element: u32) -> u32 {
-    return element_bits(source[element_word(element, params.from_dtype)], element, params.from_dtype);
+    let word = source[element_word(element, params.from_dtype)];
+    let bits = element_bits(word, element, params.from_dtype);
+    return bits | select(0u, 0x400000u, (bits & 0x7fffffffu) > 0x7f800000u);
 }
 
 @compute @workgroup_size(256)
