@@ -4,6 +4,7 @@
 pub mod cache;
 pub mod error;
 pub mod gpu;
+pub mod judge;
 pub mod kernels;
 pub mod layout;
 pub mod shape;

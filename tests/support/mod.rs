@@ -1,6 +1,8 @@
 //! What the tests share: one device per process, a way to record and wait, golden files.
 #![allow(dead_code, reason = "each test target uses its part")]
 
+pub mod golden;
+
 use std::path::PathBuf;
 use std::sync::OnceLock;
 

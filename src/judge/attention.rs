@@ -1,0 +1,97 @@
+//! Attention from its definition.
+
+use super::tame;
+
+/// What the log of the sum of no weight is given as.
+pub const NO_KEY: f64 = -1e30;
+
+/// A cache of rows of any length, decoded.
+#[derive(Clone, Debug, Default)]
+pub struct Rows {
+    /// Keys of each row, `[rows][n, d_k]`.
+    pub keys: Vec<Vec<f64>>,
+    /// Values of each row, `[rows][n, d_v]`.
+    pub values: Vec<Vec<f64>>,
+    /// Position of each key, `[rows][n]`.
+    pub positions: Vec<Vec<u32>>,
+}
+
+/// Attention of one query: the output `[d_v]` and the log of the sum of the weights.
+///
+/// A key is seen if `limit` is none or its position is at most that. Without a seen key the output
+/// is zero and the log [`NO_KEY`].
+pub fn one(
+    query: &[f64],
+    keys: &[f64],
+    values: &[f64],
+    positions: &[u32],
+    head_dim_v: usize,
+    scale: f64,
+    limit: Option<u64>,
+) -> (Vec<f64>, f64) {
+    let logits: Vec<Option<f64>> = keys
+        .chunks(query.len())
+        .enumerate()
+        .map(|(t, key)| {
+            let seen = limit.is_none_or(|limit| u64::from(positions[t]) <= limit);
+            let dot: f64 = query.iter().zip(key).map(|(q, k)| tame(*q) * tame(*k)).sum();
+            seen.then_some(dot * scale)
+        })
+        .collect();
+    let top = logits.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
+    if logits.iter().flatten().next().is_none() {
+        return (vec![0.0; head_dim_v], NO_KEY);
+    }
+    let mut out = vec![0.0; head_dim_v];
+    let mut sum = 0.0;
+    for (t, logit) in logits.iter().enumerate() {
+        if let Some(logit) = logit {
+            let weight = (logit - top).exp();
+            sum += weight;
+            for (c, value) in out.iter_mut().enumerate() {
+                *value += weight * tame(values[t * head_dim_v + c]);
+            }
+        }
+    }
+    out.iter_mut().for_each(|v| *v /= sum);
+    (out, top + sum.ln())
+}
+
+/// Attention of queries `[batch, heads, tokens, d_k]` over rows `[batch * kv_heads]`: outputs
+/// `[batch, heads, tokens, d_v]` and logs `[batch, heads, tokens]`.
+///
+/// `first` is the position of the first query token where attention is causal; `scale` is
+/// `1 / sqrt d_k` where none is given.
+pub fn attend(
+    queries: &[f64],
+    batch: usize,
+    heads: usize,
+    tokens: usize,
+    rows: &Rows,
+    head_dim_k: usize,
+    head_dim_v: usize,
+    scale: Option<f64>,
+    first: Option<u32>,
+) -> (Vec<f64>, Vec<f64>) {
+    let kv_heads = rows.keys.len() / batch;
+    assert!(heads.is_multiple_of(kv_heads) && queries.len() == batch * heads * tokens * head_dim_k);
+    let scale = scale.unwrap_or(1.0 / (head_dim_k as f64).sqrt());
+    let (mut out, mut logs) = (Vec::new(), Vec::new());
+    for (index, query) in queries.chunks(head_dim_k).enumerate() {
+        let (sequence, rest) = (index / (heads * tokens), index % (heads * tokens));
+        let (head, token) = (rest / tokens, rest % tokens);
+        let row = sequence * kv_heads + head / (heads / kv_heads);
+        let (values, log) = one(
+            query,
+            &rows.keys[row],
+            &rows.values[row],
+            &rows.positions[row],
+            head_dim_v,
+            scale,
+            first.map(|first| u64::from(first) + token as u64),
+        );
+        out.extend(values);
+        logs.push(log);
+    }
+    (out, logs)
+}

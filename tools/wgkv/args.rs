@@ -1,0 +1,335 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Keeps a transformer's KV cache compressed: evicts tokens (NestedKV), packs those that stay to 1
+/// or 2 bits (NSNQuant) and attends to the packed form, on a GPU or on the CPU.
+///
+/// Files are safetensors. Keys and values are [B, H, N, D] in f32, f16 or bf16, one pair per layer,
+/// named layers.<i>.k and layers.<i>.v (or <i>.0 and <i>.1, as an mlx-lm prompt cache names them);
+/// queries are layers.<i>.q [B, Hq, Nq, D].
+#[derive(Debug, Parser)]
+#[command(
+    name = "wgkv",
+    version,
+    max_term_width = 100,
+    after_help = "\
+Example: evict half of the tokens, pack the rest and report bytes and errors
+  wgkv compress kv.safetensors -o packed.safetensors
+
+Exit codes: 0 done, 1 a check failed, 2 bad input or arguments, 3 no usable adapter or device lost"
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub common: Common,
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// Options of every verb.
+#[derive(Args, Debug)]
+pub struct Common {
+    /// Where to compute; auto takes a GPU if there is one
+    #[arg(long, global = true, value_enum, default_value = "auto")]
+    pub backend: Backend,
+    /// Take the adapter whose name contains this
+    #[arg(long, global = true, value_name = "NAME")]
+    pub adapter: Option<String>,
+    /// Print one JSON object (replay: one a step) on standard output
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Only these layers, as in 0,7,15
+    #[arg(long, global = true, value_name = "LIST", value_delimiter = ',')]
+    pub layers: Option<Vec<u32>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    Auto,
+    Vulkan,
+    Metal,
+    Dx12,
+    Gl,
+    Cpu,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// List adapters, the limits that matter, and what will run where
+    #[command(after_help = "Example:\n  wgkv doctor --json")]
+    Doctor,
+    /// Score every token (NestedKV); a high score is worth keeping
+    #[command(after_help = "Example:\n  wgkv score kv.safetensors -o scores.safetensors --parts")]
+    Score(ScoreArgs),
+    /// Keep the best tokens of each head
+    #[command(after_help = "\
+Example: a quarter of the tokens, shared out over the heads by score
+  wgkv evict kv.safetensors -o kept.safetensors --keep 0.25 --heads adaptive")]
+    Evict(EvictArgs),
+    /// Show how a total of tokens is shared out over heads, from head.<j> f32 [n_j]
+    #[command(after_help = "Example:\n  wgkv budgets heads.safetensors --total 1024 --json")]
+    Budgets(BudgetsArgs),
+    /// Pack keys and values to 1 or 2 bits (NSNQuant)
+    #[command(after_help = "\
+Example: 2 bits for keys, 1 bit for values
+  wgkv quantize kv.safetensors -o packed.safetensors --k-bits 2 --v-bits 1")]
+    Quantize(QuantizeArgs),
+    /// Unpack a packed cache
+    #[command(after_help = "Example:\n  wgkv dequantize packed.safetensors -o kv.safetensors")]
+    Dequantize(DequantizeArgs),
+    /// Evict, pack, and report bytes and errors against the input
+    #[command(after_help = "\
+Example: keep 30 % of the tokens at 2 bits; with layers.<i>.q in the file the report has the error
+of attention outputs too
+  wgkv compress kv.safetensors -o packed.safetensors --keep 0.3 --bits 2")]
+    Compress(CompressArgs),
+    /// Attend with queries to a dense, evicted or packed cache
+    #[command(after_help = "\
+Example:
+  wgkv attend queries.safetensors packed.safetensors -o out.safetensors --causal")]
+    Attend(AttendArgs),
+    /// Run appends, trims and forks on a packed cache, step by step
+    #[command(after_help = "\
+Example: ops.json holds [{\"append\": 300}, {\"trim\": 5}, {\"fork\": \"a\"}, {\"use\": \"a\"}]
+  wgkv replay kv.safetensors --ops ops.json -o steps.safetensors --json")]
+    Replay(ReplayArgs),
+    /// Show what a file holds
+    #[command(after_help = "Example:\n  wgkv inspect packed.safetensors")]
+    Inspect(InspectArgs),
+}
+
+/// Constants of the score.
+#[derive(Args, Debug)]
+pub struct Scoring {
+    /// Tokens of the trailing window
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub window: u32,
+    /// Sharpness of the weights of the three scales
+    #[arg(long, value_name = "X", default_value_t = 3.0, allow_negative_numbers = true)]
+    pub beta: f32,
+    /// Surprise at which the gate is half open
+    #[arg(long, value_name = "X", default_value_t = 0.6, allow_negative_numbers = true)]
+    pub tau: f32,
+    /// Steepness of the gate
+    #[arg(long, value_name = "X", default_value_t = 10.0, allow_negative_numbers = true)]
+    pub kappa: f32,
+    /// Prior weights of the sequence, block and window scale
+    #[arg(long, value_name = "S,E,C", default_value = "0.4,0.4,0.2", value_parser = prior, allow_hyphen_values = true)]
+    pub prior: Prior,
+    /// Ignore surprise below the mean (the paper's option)
+    #[arg(long)]
+    pub rectify: bool,
+}
+
+/// Three prior weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Prior(pub [f32; 3]);
+
+fn prior(text: &str) -> Result<Prior, String> {
+    let values = text
+        .split(',')
+        .map(|part| part.trim().parse::<f32>().map_err(|e| format!("{part:?}: {e}")))
+        .collect::<Result<Vec<_>, _>>()?;
+    let count = values.len();
+    values.try_into().map(Prior).map_err(|_| format!("{count} numbers, expected 3"))
+}
+
+/// How many tokens stay.
+#[derive(Args, Debug)]
+pub struct Keeping {
+    /// Tokens a head keeps (adaptive: on average over the heads of a sequence)
+    #[arg(long, value_name = "N", conflicts_with = "keep")]
+    pub budget: Option<u32>,
+    /// Fraction of the tokens that stays, above 0 and at most 1 [default: 0.5]
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub keep: Option<f64>,
+    /// The same count for every head, or shared out by score
+    #[arg(long, value_enum, default_value = "uniform")]
+    pub heads: Heads,
+    /// Share of its part that every head is sure of (adaptive)
+    #[arg(long, value_name = "A", default_value_t = 0.2, allow_negative_numbers = true)]
+    pub safeguard: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Heads {
+    Uniform,
+    Adaptive,
+}
+
+/// The first tokens.
+#[derive(Args, Debug)]
+pub struct Sinks {
+    /// First tokens of a sequence that always stay, unpacked
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub sinks: u32,
+}
+
+/// How keys and values are packed.
+#[derive(Args, Debug)]
+pub struct Packing {
+    /// Code bits per value, 1 or 2
+    #[arg(long, value_name = "B", default_value_t = 2)]
+    pub bits: u32,
+    /// Code bits per value of keys [default: --bits]
+    #[arg(long, value_name = "B")]
+    pub k_bits: Option<u32>,
+    /// Code bits per value of values [default: --bits]
+    #[arg(long, value_name = "B")]
+    pub v_bits: Option<u32>,
+    /// Tokens that are packed together
+    #[arg(long, value_name = "R", default_value_t = 64)]
+    pub chunk: u32,
+    /// Newest tokens that stay unpacked
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub recent: u32,
+    /// Which form of the method
+    #[arg(long, value_enum, default_value = "compat")]
+    pub profile: Profile,
+    /// Codebooks codebook_signed and codebook_magnitude, f32 [256, 8] [default: built in]
+    #[arg(long, value_name = "FILE")]
+    pub codebook: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Profile {
+    Compat,
+    Paper,
+}
+
+/// The file to write.
+#[derive(Args, Debug)]
+pub struct Out {
+    /// File to write
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub struct ScoreArgs {
+    /// File with layers.<i>.k
+    pub input: PathBuf,
+    #[command(flatten)]
+    pub out: Out,
+    #[command(flatten)]
+    pub scoring: Scoring,
+    /// Write the three scales and their blend too
+    #[arg(long)]
+    pub parts: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct EvictArgs {
+    /// File with layers.<i>.k and layers.<i>.v
+    pub input: PathBuf,
+    #[command(flatten)]
+    pub out: Out,
+    #[command(flatten)]
+    pub scoring: Scoring,
+    #[command(flatten)]
+    pub keeping: Keeping,
+    #[command(flatten)]
+    pub sinks: Sinks,
+}
+
+#[derive(Args, Debug)]
+pub struct BudgetsArgs {
+    /// File with head.<j> f32 [n_j]
+    pub input: PathBuf,
+    /// Tokens to share out
+    #[arg(long, value_name = "N")]
+    pub total: u64,
+    /// Share of its part that every head is sure of
+    #[arg(long, value_name = "A", default_value_t = 0.2, allow_negative_numbers = true)]
+    pub safeguard: f64,
+}
+
+#[derive(Args, Debug)]
+pub struct QuantizeArgs {
+    /// File with layers.<i>.k and layers.<i>.v, or an evicted file
+    pub input: PathBuf,
+    #[command(flatten)]
+    pub out: Out,
+    #[command(flatten)]
+    pub sinks: Sinks,
+    #[command(flatten)]
+    pub packing: Packing,
+    /// Write the codes as tensors in place of a packed cache
+    #[arg(long)]
+    pub dump_codes: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct DequantizeArgs {
+    /// Packed cache
+    pub input: PathBuf,
+    #[command(flatten)]
+    pub out: Out,
+    /// Type of the elements to write; f16 cuts off at 65504
+    #[arg(long, value_enum, default_value = "f16")]
+    pub dtype: Wide,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Wide {
+    F16,
+    F32,
+}
+
+#[derive(Args, Debug)]
+pub struct CompressArgs {
+    /// File with layers.<i>.k and layers.<i>.v, and layers.<i>.q if there are queries
+    pub input: PathBuf,
+    #[command(flatten)]
+    pub out: Out,
+    #[command(flatten)]
+    pub scoring: Scoring,
+    #[command(flatten)]
+    pub keeping: Keeping,
+    #[command(flatten)]
+    pub sinks: Sinks,
+    #[command(flatten)]
+    pub packing: Packing,
+    /// Judge the outputs with the queries at the end of the sequence, each seeing only what is before
+    #[arg(long)]
+    pub causal: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct AttendArgs {
+    /// File with layers.<i>.q
+    pub queries: PathBuf,
+    /// Dense, evicted or packed cache [default: the file of the queries]
+    pub cache: Option<PathBuf>,
+    #[command(flatten)]
+    pub out: Out,
+    /// Place the queries at the end of the sequence; each sees only what is before it
+    #[arg(long)]
+    pub causal: bool,
+    /// Factor of the logits [default: 1/sqrt(D) of the keys]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub scale: Option<f32>,
+}
+
+#[derive(Args, Debug)]
+pub struct ReplayArgs {
+    /// File with layers.<i>.k and layers.<i>.v, whose rows are taken in order
+    pub input: PathBuf,
+    /// JSON list of {"append": n}, {"trim": n}, {"fork": name}, {"use": name}, {"free": name}
+    #[arg(long, value_name = "FILE")]
+    pub ops: PathBuf,
+    #[command(flatten)]
+    pub out: Out,
+    #[command(flatten)]
+    pub sinks: Sinks,
+    #[command(flatten)]
+    pub packing: Packing,
+}
+
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// Any file that this program reads or writes, or an mlx-lm prompt cache
+    pub input: PathBuf,
+}

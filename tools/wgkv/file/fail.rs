@@ -1,0 +1,49 @@
+//! How the program refuses: one line, one exit code.
+
+use wgkv::Error;
+
+/// A message for the user and the exit code that goes with it.
+#[derive(Debug)]
+pub struct Fail {
+    /// Exit code: 2 for bad input or arguments, 3 for no usable adapter or a lost device.
+    pub code: u8,
+    /// One line.
+    pub message: String,
+}
+
+impl Fail {
+    /// Bad input or arguments.
+    pub fn input(message: impl Into<String>) -> Self {
+        Self { code: 2, message: message.into() }
+    }
+
+    /// No usable adapter, or the device was lost.
+    pub fn device(message: impl Into<String>) -> Self {
+        Self { code: 3, message: message.into() }
+    }
+
+    /// The same refusal, said of `place` (a file, a tensor).
+    pub fn at(self, place: impl core::fmt::Display) -> Self {
+        Self { message: format!("{place}: {}", self.message), ..self }
+    }
+}
+
+impl From<Error> for Fail {
+    fn from(error: Error) -> Self {
+        let code = match error {
+            Error::DeviceLost { .. } | Error::Incomplete { .. } | Error::MissingFeature { .. } => 3,
+            _ => 2,
+        };
+        Self { code, message: error.to_string() }
+    }
+}
+
+/// A name out of a file, fit for a terminal: control characters escaped, long names cut.
+pub fn shown(name: &str) -> String {
+    const LONGEST: usize = 80;
+    let mut text: String = name.chars().take(LONGEST).flat_map(char::escape_debug).collect();
+    if name.chars().nth(LONGEST).is_some() {
+        text.push_str("...");
+    }
+    text
+}

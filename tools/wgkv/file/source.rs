@@ -1,0 +1,218 @@
+//! A safetensors file opened for reading. The header is read and checked at once, tensors when they
+//! are asked for; nothing is ever allocated that the file does not really hold.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+use half::{bf16, f16};
+use wgkv::shape::Elements;
+
+use super::fail::{Fail, shown};
+use super::header::{Entry, FileDtype, Header, MAX_HEADER};
+use super::sniff::looks_like;
+
+/// Floats as they lie in the file.
+#[derive(Clone, Debug)]
+pub enum Data {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Data {
+    /// The floats, borrowed.
+    pub fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::F32(x) => Elements::F32(x),
+            Self::F16(x) => Elements::F16(x),
+            Self::Bf16(x) => Elements::Bf16(x),
+        }
+    }
+
+    /// NaN and Inf among them.
+    pub fn nonfinite(&self) -> usize {
+        match self {
+            Self::F32(x) => x.iter().filter(|v| !v.is_finite()).count(),
+            Self::F16(x) => x.iter().filter(|v| v.to_bits() & 0x7c00 == 0x7c00).count(),
+            Self::Bf16(x) => x.iter().filter(|v| v.to_bits() & 0x7f80 == 0x7f80).count(),
+        }
+    }
+}
+
+/// An open file and its header.
+#[derive(Debug)]
+pub struct Source<R = File> {
+    name: String,
+    reader: R,
+    header: Header,
+    data_start: u64,
+    bytes: u64,
+}
+
+impl Source {
+    /// Opens a file.
+    pub fn open(path: &Path) -> Result<Self, Fail> {
+        let name = path.display().to_string();
+        let fail = |message: String| Fail::input(message).at(shown(&name));
+        if path.as_os_str() == "-" {
+            return Err(fail("standard input is not read, give a file".into()));
+        }
+        // A FIFO would block in open, a device never ends: look before opening.
+        let kind = std::fs::metadata(path).map_err(|e| fail(said(&e)))?;
+        if kind.is_dir() {
+            return Err(fail("is a directory, expected a safetensors file".into()));
+        }
+        if !kind.is_file() {
+            return Err(fail("is a pipe or device, expected a regular file".into()));
+        }
+        let reader = File::open(path).map_err(|e| fail(said(&e)))?;
+        Self::new(name, reader)
+    }
+}
+
+impl<R: Read + Seek> Source<R> {
+    /// Reads and checks the header.
+    pub fn new(name: impl Into<String>, mut reader: R) -> Result<Self, Fail> {
+        let name = name.into();
+        let (header, data_start, bytes) =
+            open(&mut reader).map_err(|why| Fail::input(why).at(shown(&name)))?;
+        Ok(Self { name, reader, header, data_start, bytes })
+    }
+
+    /// The name of the file in messages.
+    pub fn name(&self) -> String {
+        shown(&self.name)
+    }
+
+    /// Size of the file in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The checked header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// A refusal that names this file and a tensor.
+    pub fn fail(&self, tensor: &str, message: impl Into<String>) -> Fail {
+        Fail::input(message).at(shown(tensor)).at(self.name())
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn has(&self, tensor: &str) -> bool {
+        self.header.tensors.contains_key(tensor)
+    }
+
+    /// What the header says of a tensor; an error when it is missing or of another rank.
+    pub fn entry(&self, tensor: &str, rank: usize) -> Result<Entry, Fail> {
+        let Some(entry) = self.header.tensors.get(tensor) else {
+            return Err(self.fail(tensor, "is missing"));
+        };
+        if entry.shape.len() != rank {
+            let message = format!("has shape {:?}, expected {rank} dimensions", entry.shape);
+            return Err(self.fail(tensor, message));
+        }
+        Ok(entry.clone())
+    }
+
+    /// Reads floats of any of the three types that caches come in.
+    pub fn floats(&mut self, tensor: &str, rank: usize) -> Result<(Vec<usize>, Data), Fail> {
+        let entry = self.entry(tensor, rank)?;
+        let data = match entry.dtype {
+            FileDtype::F32 => Data::F32(self.load(tensor, &entry)?),
+            FileDtype::F16 => Data::F16(self.load(tensor, &entry)?),
+            FileDtype::BF16 => Data::Bf16(self.load(tensor, &entry)?),
+            other => {
+                let message = format!("has dtype {}, expected F32, F16 or BF16", other.name());
+                return Err(self.fail(tensor, message));
+            }
+        };
+        Ok((entry.shape, data))
+    }
+
+    /// Reads elements of one type.
+    pub fn exactly<T: bytemuck::Pod>(
+        &mut self,
+        tensor: &str,
+        dtype: FileDtype,
+        rank: usize,
+    ) -> Result<(Vec<usize>, Vec<T>), Fail> {
+        let entry = self.entry(tensor, rank)?;
+        if entry.dtype != dtype {
+            let message = format!("has dtype {}, expected {}", entry.dtype.name(), dtype.name());
+            return Err(self.fail(tensor, message));
+        }
+        let data = self.load(tensor, &entry)?;
+        Ok((entry.shape, data))
+    }
+
+    fn load<T: bytemuck::Pod>(&mut self, tensor: &str, entry: &Entry) -> Result<Vec<T>, Fail> {
+        let count = (entry.end - entry.begin) as usize / size_of::<T>();
+        let mut data = Vec::new();
+        if data.try_reserve_exact(count).is_err() {
+            let message = format!("{} bytes do not fit in memory", entry.end - entry.begin);
+            return Err(self.fail(tensor, message));
+        }
+        data.resize(count, T::zeroed());
+        self.reader
+            .seek(SeekFrom::Start(self.data_start + entry.begin))
+            .and_then(|_| self.reader.read_exact(bytemuck::cast_slice_mut(&mut data)))
+            .map_err(|e| self.fail(tensor, format!("cannot be read: {}", said(&e))))?;
+        Ok(data)
+    }
+}
+
+#[cfg(target_endian = "big")]
+compile_error!("tensors are read as they lie in the file, which is little-endian");
+
+fn open<R: Read + Seek>(reader: &mut R) -> Result<(Header, u64, u64), String> {
+    let broken = |e: std::io::Error| format!("cannot be read: {}", said(&e));
+    let bytes = reader.seek(SeekFrom::End(0)).map_err(broken)?;
+    reader.seek(SeekFrom::Start(0)).map_err(broken)?;
+    let mut start = Vec::with_capacity(64);
+    reader.by_ref().take(64).read_to_end(&mut start).map_err(broken)?;
+    parse(reader, &start, bytes).map_err(|why| match looks_like(&start) {
+        Some(what) => format!("is no safetensors file, it looks like {what}"),
+        None => why,
+    })
+}
+
+fn parse<R: Read + Seek>(
+    reader: &mut R,
+    start: &[u8],
+    bytes: u64,
+) -> Result<(Header, u64, u64), String> {
+    let broken = |e: std::io::Error| format!("cannot be read: {}", said(&e));
+    let Some(length) = start.first_chunk::<8>() else {
+        return Err(match start.len() {
+            0 => "is empty, expected a safetensors file".into(),
+            n => format!("holds {n} bytes, too few for a safetensors file"),
+        });
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > bytes - 8 {
+        return Err(format!(
+            "claims a header of {length} bytes but holds {bytes} (truncated, or no safetensors \
+             file)"
+        ));
+    }
+    if length > MAX_HEADER {
+        return Err(format!("claims a header of {length} bytes, more than {MAX_HEADER}"));
+    }
+    let mut text = vec![0; length as usize];
+    reader.seek(SeekFrom::Start(8)).map_err(broken)?;
+    reader.read_exact(&mut text).map_err(broken)?;
+    let header = Header::parse(&text, bytes - 8 - length)?;
+    Ok((header, 8 + length, bytes))
+}
+
+/// The operating system's words, without the number.
+pub fn said(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    match text.split_once(" (os error") {
+        Some((words, _)) => words.to_lowercase(),
+        None => text,
+    }
+}

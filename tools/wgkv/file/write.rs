@@ -1,0 +1,156 @@
+//! Writing safetensors files whole or not at all.
+
+use std::collections::BTreeMap;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use serde_json::{Map, Value, json};
+use tempfile::NamedTempFile;
+
+use super::fail::{Fail, shown};
+use super::header::FileDtype;
+use super::source::said;
+
+/// The elements of a tensor to be written.
+#[derive(Clone, Debug)]
+pub enum Payload {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    U32(Vec<u32>),
+    U8(Vec<u8>),
+}
+
+impl Payload {
+    fn dtype(&self) -> FileDtype {
+        match self {
+            Self::F32(_) => FileDtype::F32,
+            Self::F16(_) => FileDtype::F16,
+            Self::Bf16(_) => FileDtype::BF16,
+            Self::U32(_) => FileDtype::U32,
+            Self::U8(_) => FileDtype::U8,
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::F32(x) => bytemuck::cast_slice(x),
+            Self::F16(x) => bytemuck::cast_slice(x),
+            Self::Bf16(x) => bytemuck::cast_slice(x),
+            Self::U32(x) => bytemuck::cast_slice(x),
+            Self::U8(x) => x,
+        }
+    }
+}
+
+struct Tensor {
+    name: String,
+    shape: Vec<usize>,
+    data: Payload,
+}
+
+/// A file in the making. Until [`Output::finish`] only a temporary file beside it exists, which goes
+/// away with this value.
+pub struct Output {
+    path: PathBuf,
+    temporary: NamedTempFile,
+    tensors: Vec<Tensor>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Output {
+    /// Makes sure that the place can be written to, before any work is done.
+    pub fn create(path: &Path) -> Result<Self, Fail> {
+        let fail = |message: String| Fail::input(message).at(shown(&path.display().to_string()));
+        // Behind a link the file itself is replaced, as a plain write would do.
+        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        if let Ok(kind) = std::fs::metadata(&path) {
+            if kind.is_dir() {
+                return Err(fail("is a directory, expected a file to write".into()));
+            }
+            // Renaming onto a device would replace it.
+            if !kind.is_file() {
+                return Err(fail("is a pipe or device, expected a file to write".into()));
+            }
+        }
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        if path.file_name().is_none() {
+            return Err(fail("is no file name".into()));
+        }
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".wgkv-");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            // The user's umask applies on top, as for any file that a program makes.
+            builder.permissions(std::fs::Permissions::from_mode(0o666));
+        }
+        let temporary = builder
+            .tempfile_in(folder)
+            .map_err(|e| fail(format!("cannot be written: {}", said(&e))))?;
+        Ok(Self { path, temporary, tensors: Vec::new(), metadata: BTreeMap::new() })
+    }
+
+    /// Adds a tensor.
+    pub fn put(&mut self, name: impl Into<String>, shape: &[usize], data: Payload) {
+        debug_assert_eq!(
+            shape.iter().product::<usize>() as u64 * data.dtype().bits() / 8,
+            data.bytes().len() as u64
+        );
+        self.tensors.push(Tensor { name: name.into(), shape: shape.to_vec(), data });
+    }
+
+    /// Adds a line of metadata.
+    pub fn note(&mut self, key: impl Into<String>, value: impl Into<String>) {
+        self.metadata.insert(key.into(), value.into());
+    }
+
+    /// Writes the file and gives it its name. Returns its size in bytes.
+    pub fn finish(mut self) -> Result<u64, Fail> {
+        // Wide elements first, so that every tensor lies aligned for readers that map the file.
+        self.tensors.sort_by(|a, b| {
+            let bits = |t: &Tensor| core::cmp::Reverse(t.data.dtype().bits());
+            bits(a).cmp(&bits(b)).then_with(|| a.name.cmp(&b.name))
+        });
+        let mut map = Map::new();
+        if !self.metadata.is_empty() {
+            map.insert("__metadata__".into(), json!(self.metadata));
+        }
+        let mut end = 0;
+        for tensor in &self.tensors {
+            let begin = end;
+            end += tensor.data.bytes().len();
+            let entry = json!({
+                "dtype": tensor.data.dtype().name(),
+                "shape": tensor.shape,
+                "data_offsets": [begin, end],
+            });
+            map.insert(tensor.name.clone(), entry);
+        }
+        let mut text = Value::Object(map).to_string();
+        while !text.len().is_multiple_of(8) {
+            text.push(' ');
+        }
+        let shown_path = shown(&self.path.display().to_string());
+        let fail = |e: &std::io::Error| {
+            Fail::input(format!("cannot be written: {}", said(e))).at(&shown_path)
+        };
+        let mut file = BufWriter::new(self.temporary.as_file());
+        let written = (|| {
+            file.write_all(&(text.len() as u64).to_le_bytes())?;
+            file.write_all(text.as_bytes())?;
+            for tensor in &self.tensors {
+                file.write_all(tensor.data.bytes())?;
+            }
+            file.flush()
+        })();
+        drop(file);
+        written.map_err(|e| fail(&e))?;
+        self.temporary.persist(&self.path).map_err(|e| fail(&e.error))?;
+        Ok(8 + (text.len() + end) as u64)
+    }
+}

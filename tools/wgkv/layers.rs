@@ -1,0 +1,271 @@
+//! Which layers a file holds, under which names, and their dense tensors.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Seek};
+
+use wgkv::shape::{Tensor, check_head_dim};
+
+use crate::file::{Data, Fail, Header, Source, shown};
+use crate::report::say;
+
+/// What a file is, judged by the names in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Keys and values `[B, H, N, D]`.
+    Dense,
+    /// Kept rows of each head, ragged.
+    Evicted,
+    /// A packed cache.
+    Packed,
+    /// Codes out of `quantize --dump-codes`.
+    Codes,
+    /// Scores.
+    Scores,
+    /// Queries alone.
+    Queries,
+    /// Outputs of attention.
+    Outputs,
+    /// Lists of scores, one a head.
+    Heads,
+    /// Steps of a replay.
+    Steps,
+    /// Codebooks.
+    Codebook,
+    /// None of these.
+    Unknown,
+}
+
+impl Kind {
+    /// Judges a header.
+    pub fn of(header: &Header) -> Self {
+        let format = header.metadata.get("format").map(String::as_str);
+        let layer = |names: &[&str]| {
+            header
+                .tensors
+                .keys()
+                .any(|name| layer_tensor(name).is_some_and(|(_, tensor)| names.contains(&tensor)))
+        };
+        if format == Some("wgkv-packed") || layer(&["pages_offsets"]) {
+            Self::Packed
+        } else if layer(&["offsets"]) {
+            Self::Evicted
+        } else if layer(&["k", "v"]) {
+            Self::Dense
+        } else if layer(&["k.idx", "v.idx"]) {
+            Self::Codes
+        } else if layer(&["score"]) {
+            Self::Scores
+        } else if layer(&["q"]) {
+            Self::Queries
+        } else if layer(&["out"]) {
+            Self::Outputs
+        } else if header.tensors.keys().any(|name| numbered(name, "head.").is_some()) {
+            Self::Heads
+        } else if header.tensors.keys().any(|name| name.starts_with("step.")) {
+            Self::Steps
+        } else if header.tensors.contains_key("codebook_signed") {
+            Self::Codebook
+        } else {
+            Self::Unknown
+        }
+    }
+
+    /// In words, with an article.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Dense => "a dense cache (keys and values)",
+            Self::Evicted => "an evicted cache",
+            Self::Packed => "a packed cache",
+            Self::Codes => "a dump of codes",
+            Self::Scores => "a file of scores",
+            Self::Queries => "a file of queries",
+            Self::Outputs => "a file of attention outputs",
+            Self::Heads => "a file of per-head scores",
+            Self::Steps => "a file of replay steps",
+            Self::Codebook => "a codebook",
+            Self::Unknown => "a safetensors file without layers",
+        }
+    }
+}
+
+/// Refuses a file of a kind that the verb does not read, and says what would help.
+pub fn want<R: Read + Seek>(source: &Source<R>, kinds: &[Kind], needs: &str) -> Result<Kind, Fail> {
+    let kind = Kind::of(source.header());
+    if kinds.contains(&kind) {
+        return Ok(kind);
+    }
+    let hint = match kind {
+        Kind::Packed if kinds.contains(&Kind::Dense) => " (use dequantize first)",
+        Kind::Evicted if kinds.contains(&Kind::Dense) => " (it has been evicted already)",
+        _ => "",
+    };
+    let message = format!("is {}, expected {needs}{hint}", kind.words());
+    Err(Fail::input(message).at(source.name()))
+}
+
+/// `layers.<i>.<tensor>` or mlx-lm's `<i>.0` and `<i>.1` taken apart.
+pub fn layer_tensor(name: &str) -> Option<(u32, &str)> {
+    if let Some(rest) = name.strip_prefix("layers.") {
+        let (index, tensor) = rest.split_once('.')?;
+        return Some((canonical(index)?, tensor));
+    }
+    let (index, part) = name.split_once('.')?;
+    let tensor = match part {
+        "0" => "k",
+        "1" => "v",
+        _ => return None,
+    };
+    Some((canonical(index)?, tensor))
+}
+
+/// The number behind `prefix`.
+pub fn numbered(name: &str, prefix: &str) -> Option<u32> {
+    canonical(name.strip_prefix(prefix)?)
+}
+
+/// A number as it would be printed: "01" is another name than "1".
+fn canonical(text: &str) -> Option<u32> {
+    let number: u32 = text.parse().ok()?;
+    (number.to_string() == text).then_some(number)
+}
+
+/// Tensor names of one layer, by their short name.
+pub type Names = BTreeMap<String, String>;
+
+/// The layers of a file that `select` asks for (all of them without), in order.
+pub fn layers<R: Read + Seek>(
+    source: &Source<R>,
+    select: Option<&[u32]>,
+) -> Result<Vec<(u32, Names)>, Fail> {
+    let mut found: BTreeMap<u32, Names> = BTreeMap::new();
+    for name in source.header().tensors.keys() {
+        if let Some((index, tensor)) = layer_tensor(name) {
+            let names = found.entry(index).or_default();
+            if let Some(other) = names.insert(tensor.to_string(), name.clone()) {
+                return Err(source.fail(name, format!("and {} name the same thing", shown(&other))));
+            }
+        }
+    }
+    for (&index, names) in &found {
+        // mlx-lm says of each cache what it is; a ring has its rows in another order.
+        let class = source.header().metadata.get(&format!("2.{index}"));
+        if let (Some(class), Some(name)) = (class, names.get("k"))
+            && !name.starts_with("layers.")
+            && !matches!(class.as_str(), "KVCache" | "ConcatenateKVCache")
+        {
+            let message = format!("comes from a {}, only a KVCache is read", shown(class));
+            return Err(source.fail(name, message));
+        }
+    }
+    if found.is_empty() {
+        return Err(Fail::input("holds no layers.<i>.k or layers.<i>.v").at(source.name()));
+    }
+    let Some(select) = select else {
+        return Ok(found.into_iter().collect());
+    };
+    let there: Vec<String> = found.keys().map(u32::to_string).collect();
+    let mut chosen = BTreeMap::new();
+    for index in select {
+        match found.get(index) {
+            Some(names) => chosen.insert(*index, names.clone()),
+            None => {
+                let message = format!("is not in the file, which has layers {}", there.join(", "));
+                return Err(source.fail(&format!("layers.{index}"), message));
+            }
+        };
+    }
+    Ok(chosen.into_iter().collect())
+}
+
+/// A tensor `[batch, heads, tokens, head_dim]`.
+#[derive(Debug)]
+pub struct Dense {
+    /// Its name in the file.
+    pub name: String,
+    pub batch: usize,
+    pub heads: usize,
+    pub tokens: usize,
+    pub head_dim: usize,
+    pub data: Data,
+}
+
+impl Dense {
+    /// Reads a tensor of a layer; an error when it is missing.
+    pub fn read<R: Read + Seek>(
+        source: &mut Source<R>,
+        layer: u32,
+        names: &Names,
+        tensor: &str,
+    ) -> Result<Self, Fail> {
+        let Some(name) = names.get(tensor) else {
+            return Err(source.fail(&format!("layers.{layer}.{tensor}"), "is missing"));
+        };
+        // The shape is judged before the data are read.
+        let shape = source.entry(name, 4)?.shape;
+        if let Some(axis) = shape.iter().position(|&n| n == 0) {
+            let message = format!("has shape {shape:?}: {} is 0", ["B", "H", "N", "D"][axis]);
+            return Err(source.fail(name, message));
+        }
+        check_head_dim("head dim", shape[3])
+            .map_err(|e| Fail::from(e).at(shown(name)).at(source.name()))?;
+        let (_, data) = source.floats(name, 4)?;
+        let bad = data.nonfinite();
+        if bad > 0 {
+            say(&format!(
+                "{}: {}: {bad} elements are NaN or infinite and count as 0",
+                source.name(),
+                shown(name)
+            ));
+        }
+        Ok(Self {
+            name: name.clone(),
+            batch: shape[0],
+            heads: shape[1],
+            tokens: shape[2],
+            head_dim: shape[3],
+            data,
+        })
+    }
+
+    /// Rows: sequences times heads.
+    pub fn rows(&self) -> usize {
+        self.batch * self.heads
+    }
+
+    /// The tensor as the library takes it.
+    pub fn tensor(&self) -> Result<Tensor<'_>, Fail> {
+        Ok(Tensor::new("tensor", self.data.elements(), self.rows(), self.tokens, self.head_dim)?)
+    }
+}
+
+/// Keys and values of a layer.
+#[derive(Debug)]
+pub struct Pair {
+    pub k: Dense,
+    pub v: Dense,
+}
+
+impl Pair {
+    /// Reads both; an error when one is missing or they differ in more than the head dimension.
+    pub fn read<R: Read + Seek>(
+        source: &mut Source<R>,
+        layer: u32,
+        names: &Names,
+    ) -> Result<Self, Fail> {
+        for tensor in ["k", "v"] {
+            if !names.contains_key(tensor) {
+                return Err(source.fail(&format!("layers.{layer}.{tensor}"), "is missing"));
+            }
+        }
+        let k = source.entry(&names["k"], 4)?.shape;
+        let v = source.entry(&names["v"], 4)?.shape;
+        if k[..3] != v[..3] {
+            let message = format!("has shape {v:?}, but {} has {k:?}", shown(&names["k"]));
+            return Err(source.fail(&names["v"], message));
+        }
+        Ok(Self {
+            k: Dense::read(source, layer, names, "k")?,
+            v: Dense::read(source, layer, names, "v")?,
+        })
+    }
+}
