@@ -4,6 +4,7 @@
 
 mod args;
 mod budgets;
+mod codebook;
 mod doctor;
 mod engine;
 mod file;
