@@ -100,9 +100,13 @@ impl CacheConfig {
     }
 
     /// The counters at a frontier.
-    pub(super) fn counters(&self, frontier: &Frontier, codecs: &[Codec; 2], held: u64) -> Counters {
-        let [keys, values] = codecs;
-        let raw_bytes = self.dtype.bytes();
-        Counters::new(frontier, self.rows, keys.layout(), values.layout(), raw_bytes, held)
+    pub(super) fn counters(
+        &self,
+        frontier: &Frontier,
+        layouts: [PageLayout; 2],
+        held: u64,
+    ) -> Counters {
+        let [keys, values] = &layouts;
+        Counters::new(frontier, self.rows, keys, values, self.dtype.bytes(), held)
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Copies token rows from one dense tensor [rows, from_tokens, D] into another [rows, to_tokens, D],
 // `tokens` of each row from `from_first` to `to_first`, and changes the element type on the way where
-// the two differ: to f16 by round-to-nearest-even with finite values held within +-65504, to bf16 by
-// round-to-nearest-even. Equal types keep their bits.
+// the two differ: to f16 and bf16 by round-to-nearest-even, finite values beyond the range as the
+// largest of the type. Equal types keep their bits.
 // Dispatched by src/cache/gpu/rows.rs; its twin is src/cache/cpu/rows.rs.
 // One thread a word of `to`; 256 threads a workgroup.
 
@@ -36,9 +36,12 @@ fn rows_narrow(bits: u32) -> u32 {
         let beyond = element_finite(bits) && (half & 0x7fffu) == 0x7c00u;
         return select(half, (half & 0x8000u) | 0x7bffu, beyond);
     }
-    let rounded = (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
+    let magnitude = bits & 0x7fffffffu;
+    let up = (magnitude + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
+    let held = select(up, min(up, 0x7f7fu), element_finite(bits));
+    let rounded = ((bits >> 16u) & 0x8000u) | held;
     let nan = (bits >> 16u) | 0x40u;
-    return select(rounded, nan, (bits & 0x7fffffffu) > 0x7f800000u);
+    return select(rounded, nan, magnitude > 0x7f800000u);
 }
 
 // The bits of an element as those of an f32; NaN comes quiet, as the host's conversions make it.

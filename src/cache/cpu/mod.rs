@@ -90,7 +90,8 @@ impl LayerCache {
 
     /// What the cache holds.
     pub fn counters(&self) -> Counters {
-        self.config.counters(&self.frontier, &self.codecs, self.ledger.bytes())
+        let layouts = SIDES.map(|side| *self.codecs[side].layout());
+        self.config.counters(&self.frontier, layouts, self.ledger.bytes())
     }
 
     /// A cache of the same content that goes its own way. Shared memory counts once and goes when

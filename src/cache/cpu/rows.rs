@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::shape::{Dtype, Elements};
 
 /// Copies the rows of `plan` from `source` into the words of `result`. Equal types keep their bits;
-/// to f16, finite values beyond its range become +-65504.
+/// to f16 and bf16, finite values beyond the range become the largest of the type.
 ///
 /// # Errors
 /// [`Error::OutOfRange`] as [`Move::check`]; [`Error::Length`] when either tensor has another size
@@ -57,7 +57,7 @@ pub fn copy(plan: &Move, source: Elements<'_>, result: &mut [u32]) -> Result<()>
                 for (index, value) in
                     bytemuck::cast_slice_mut::<u32, bf16>(out).iter_mut().enumerate()
                 {
-                    *value = bf16::from_f32(part.get(index));
+                    *value = saturated_bf16(part.get(index));
                 }
             }
         }
@@ -69,6 +69,12 @@ pub fn copy(plan: &Move, source: Elements<'_>, result: &mut [u32]) -> Result<()>
 fn saturated(value: f32) -> f16 {
     let half = f16::from_f32(value);
     if half.is_infinite() && value.is_finite() { f16::MAX.copysign(half) } else { half }
+}
+
+/// The nearest bf16; finite values that would round to Inf become its largest, NaN and Inf stay.
+fn saturated_bf16(value: f32) -> bf16 {
+    let half = bf16::from_f32(value);
+    if half.is_infinite() && value.is_finite() { bf16::MAX.copysign(half) } else { half }
 }
 
 /// Words as the elements that they hold.

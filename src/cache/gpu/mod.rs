@@ -14,8 +14,7 @@ use super::ledger::{Held, Ledger};
 use super::plan::{Append, Fetch, Frontier, Trim};
 use crate::error::Result;
 use crate::gpu::{Context, DeviceTensor, Recorder, Slice};
-use crate::nsnquant::gpu::DeviceCodec;
-use crate::nsnquant::{Codec, gpu};
+use crate::nsnquant::gpu::{self, DeviceCodec};
 use crate::shape::Dtype;
 
 /// Sinks and tail of every row, `[rows, raw, head_dim]`; no buffers when there are none.
@@ -40,8 +39,7 @@ struct Page {
 #[derive(Debug)]
 pub struct LayerCache {
     config: Arc<CacheConfig>,
-    codecs: Arc<[Codec; 2]>,
-    device: Arc<[DeviceCodec; 2]>,
+    codecs: Arc<[DeviceCodec; 2]>,
     frontier: Frontier,
     raw: Arc<Raw>,
     pages: Vec<Arc<Page>>,
@@ -67,14 +65,13 @@ impl LayerCache {
     /// [`crate::Error::OutOfRange`] for a chunk, `sinks` or `recent` outside its range.
     pub fn new(context: &Context, config: CacheConfig) -> Result<Self> {
         let (frontier, codecs) = config.parts()?;
-        let [keys, values] = &codecs;
-        let device = [DeviceCodec::new(context, keys)?, DeviceCodec::new(context, values)?];
+        let [keys, values] = codecs;
+        let codecs = [DeviceCodec::new(context, keys)?, DeviceCodec::new(context, values)?];
         let ledger = Ledger::default();
         let raw = Arc::new(Raw { buffers: None, _held: ledger.hold(0) });
         Ok(Self {
             config: Arc::new(config),
             codecs: Arc::new(codecs),
-            device: Arc::new(device),
             frontier,
             raw,
             pages: Vec::new(),
@@ -94,12 +91,13 @@ impl LayerCache {
 
     /// The codecs of keys and values.
     pub fn codecs(&self) -> &[DeviceCodec; 2] {
-        &self.device
+        &self.codecs
     }
 
     /// What the cache holds.
     pub fn counters(&self) -> Counters {
-        self.config.counters(&self.frontier, &self.codecs, self.ledger.bytes())
+        let layouts = SIDES.map(|side| *self.codecs[side].layout());
+        self.config.counters(&self.frontier, layouts, self.ledger.bytes())
     }
 
     /// A cache of the same content that goes its own way. Shared memory counts once and goes when
@@ -108,7 +106,6 @@ impl LayerCache {
         Self {
             config: self.config.clone(),
             codecs: self.codecs.clone(),
-            device: self.device.clone(),
             frontier: self.frontier,
             raw: self.raw.clone(),
             pages: self.pages.clone(),
@@ -201,12 +198,18 @@ impl LayerCache {
                     let page = &self.pages[plan.next.chunks()].buffers[side];
                     let starts: Vec<u32> =
                         (0..rows).map(|row| (row * config.chunk) as u32).collect();
-                    // What f16 rows come back as is what a fetch shows: the same kernel's rounding.
-                    let dtype = if config.dtype == Dtype::F16 { Dtype::F16 } else { Dtype::F32 };
-                    let size = (rows * config.chunk * head_dim * dtype.bytes()) as u64;
-                    let decoded = rec.context().create("cache decoded chunk", size)?;
-                    self.decode(rec, side, Slice::all(page), &starts, &decoded, dtype)?;
-                    let restored = plan.restored.of(rows, head_dim, dtype, config.dtype);
+                    let size = rows * config.chunk * head_dim * config.dtype.bytes();
+                    let decoded = rec.context().create("cache decoded chunk", size as u64)?;
+                    self.decode(
+                        rec,
+                        side,
+                        page,
+                        &starts,
+                        &decoded,
+                        config.dtype,
+                        rows * config.chunk,
+                    )?;
+                    let restored = plan.restored.of(rows, head_dim, config.dtype, config.dtype);
                     rows::record(rec, &restored, Slice::all(&decoded), to)?;
                 }
             }
@@ -233,7 +236,7 @@ impl LayerCache {
             let starts = plan.starts(config.rows);
             for side in SIDES {
                 let pages = self.gather(rec, side)?;
-                self.decode(rec, side, Slice::all(&pages), &starts, &out[side], Dtype::F16)?;
+                self.decode(rec, side, &pages, &starts, &out[side], Dtype::F16, config.rows * len)?;
             }
         }
         if let Some(raw) = &self.raw.buffers {
@@ -266,14 +269,15 @@ impl LayerCache {
         &self,
         rec: &mut Recorder<'_>,
         side: usize,
-        pages: Slice<'_>,
+        pages: &wgpu::Buffer,
         starts: &[u32],
         out: &wgpu::Buffer,
         dtype: Dtype,
+        total_rows: usize,
     ) -> Result<()> {
         let places = rec.context().upload("cache starts", bytemuck::cast_slice(starts))?;
-        let (codec, places) = (&self.device[side], Slice::all(&places));
-        gpu::decode(rec, codec, pages, starts.len(), places, Slice::all(out), dtype)
+        let [pages, places, out] = [pages, &places, out].map(Slice::all);
+        gpu::decode(rec, &self.codecs[side], pages, starts.len(), places, out, dtype, total_rows)
     }
 
     fn encode(
@@ -291,7 +295,7 @@ impl LayerCache {
         for side in SIDES {
             gpu::encode(
                 rec,
-                &self.device[side],
+                &self.codecs[side],
                 Slice::all(&joined[side]),
                 config.dtype,
                 config.rows * plan.joined,

@@ -64,7 +64,7 @@ pub fn variants() -> Vec<Variant> {
 }
 
 /// Records the copy of the rows of `plan` from `source` into `result`. Equal types keep their bits;
-/// to f16, finite values beyond its range become +-65504.
+/// to f16 and bf16, finite values beyond the range become the largest of the type.
 ///
 /// # Errors
 /// [`Error::OutOfRange`] as [`Move::check`]; [`Error::Length`] when a slice is shorter than the plan
