@@ -161,6 +161,12 @@ pub enum Error {
         /// What wgpu said.
         reason: String,
     },
+    /// Something was to be continued that has been declared finished.
+    #[error("{argument} was already finished")]
+    Finished {
+        /// What.
+        argument: &'static str,
+    },
     /// More tokens were to be dropped than there are.
     #[error("trim of {got} tokens, the cache holds {held}")]
     TrimTooLong {

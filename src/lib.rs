@@ -7,6 +7,9 @@ pub mod gpu;
 pub mod judge;
 pub mod kernels;
 pub mod layout;
+pub mod nestedkv;
+pub mod nsnquant;
+pub mod primitives;
 pub mod shape;
 
 pub use error::{Error, Result};

@@ -9,6 +9,7 @@ mod kernel;
 mod params;
 mod readback;
 mod requirements;
+mod tensor;
 mod timing;
 
 pub use buffer::{Slice, upload};
@@ -20,4 +21,5 @@ pub(crate) use params::params;
 pub use params::{Magic, Params, ParamsLayout};
 pub use readback::{Readback, kernel as completion_kernel};
 pub use requirements::{optional_features, required_features, required_limits};
+pub use tensor::DeviceTensor;
 pub use timing::{Span, Timing};

@@ -1,5 +1,11 @@
-//! The GPU plumbing, apart from the methods.
+//! The GPU plumbing and the rules that every shader keeps, apart from the methods.
 #[path = "../support/mod.rs"]
 mod support;
 
+mod arithmetic;
+mod lint;
+mod modules;
+mod places;
+mod planted;
 mod recorder;
+mod shaders;

@@ -16,26 +16,38 @@ use wgkv::wgpu;
 pub fn context() -> &'static Context {
     static CONTEXT: OnceLock<Context> = OnceLock::new();
     CONTEXT.get_or_init(|| {
-        // The GL backend looks for a display when its instance is made, so it comes only when named.
-        let instance = wgpu::Instance::new(
-            wgpu::InstanceDescriptor {
-                backends: wgpu::Backends::PRIMARY,
-                ..wgpu::InstanceDescriptor::new_without_display_handle()
-            }
-            .with_env(),
-        );
-        let adapter =
-            pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default()))
-                .expect("no GPU adapter: on Debian install mesa-vulkan-drivers, or use tools/test");
-        let descriptor = wgpu::DeviceDescriptor {
-            required_features: wgkv::gpu::optional_features(adapter.features()),
-            required_limits: wgkv::gpu::required_limits(&adapter.limits()),
-            ..Default::default()
-        };
-        let (device, queue) =
-            pollster::block_on(adapter.request_device(&descriptor)).expect("a device");
+        let (device, queue) = make(&|adapter| wgkv::gpu::required_limits(&adapter.limits()));
         Context::new(&device, &queue, &ContextDescriptor::default()).expect("a context")
     })
+}
+
+/// A device of its own, made with `limits` and, where a validation layer is installed, with it on.
+///
+/// # Panics
+/// When there is no adapter.
+pub fn device(limits: &wgpu::Limits) -> (wgpu::Device, wgpu::Queue) {
+    make(&|_| limits.clone())
+}
+
+fn make(limits: &dyn Fn(&wgpu::Adapter) -> wgpu::Limits) -> (wgpu::Device, wgpu::Queue) {
+    // The GL backend looks for a display when its instance is made, so it comes only when named.
+    let instance = wgpu::Instance::new(
+        wgpu::InstanceDescriptor {
+            backends: wgpu::Backends::PRIMARY,
+            flags: wgpu::InstanceFlags::VALIDATION,
+            ..wgpu::InstanceDescriptor::new_without_display_handle()
+        }
+        .with_env(),
+    );
+    let adapter =
+        pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default()))
+            .expect("no GPU adapter: on Debian install mesa-vulkan-drivers, or use tools/test");
+    let descriptor = wgpu::DeviceDescriptor {
+        required_features: wgkv::gpu::optional_features(adapter.features()),
+        required_limits: limits(&adapter),
+        ..Default::default()
+    };
+    pollster::block_on(adapter.request_device(&descriptor)).expect("a device")
 }
 
 /// Records with `record`, submits, waits and returns what `record` returned.

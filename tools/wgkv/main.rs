@@ -9,8 +9,13 @@ mod doctor;
 mod engine;
 mod file;
 mod inspect;
+mod jobs;
 mod layers;
+mod nested;
 mod packed;
+mod packing;
+mod quant;
+mod ragged;
 mod replay;
 mod report;
 
@@ -41,6 +46,10 @@ fn run(cli: &Cli) -> Result<(), Fail> {
     match &cli.verb {
         Verb::Doctor => doctor::run(&cli.common),
         Verb::Budgets(args) => budgets::run(args, &cli.common),
+        Verb::Score(args) => nested::score(args, &cli.common),
+        Verb::Evict(args) => nested::evict(args, &cli.common),
+        Verb::Quantize(args) => quant::quantize(args, &cli.common),
+        Verb::Dequantize(args) => quant::dequantize(args, &cli.common),
         Verb::Replay(args) => replay::run(args, &cli.common),
         Verb::Inspect(args) => inspect::run(args, &cli.common),
         _ => Err(Fail::input("this verb is not there yet")),

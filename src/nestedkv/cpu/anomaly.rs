@@ -1,0 +1,142 @@
+//! Steps 2 and 3: how far each key stands from the means of the three scales, not yet normalised.
+
+use super::anchor::{Window, add};
+use super::norm;
+use crate::nestedkv::plan::{DIRECT_WINDOW, RESTART};
+use crate::primitives::math::{dot, dot_pair};
+use crate::primitives::parallel;
+use crate::shape::Elements;
+
+/// Blocks that one task takes; a function of nothing else, so that results do not depend on the
+/// number of threads.
+const BLOCKS_PER_TASK: usize = 16;
+
+/// Token rows whose keys are to be scored.
+#[derive(Clone, Copy, Debug)]
+pub struct Keys<'a> {
+    /// Elements `[tokens, dim]`.
+    pub data: Elements<'a>,
+    /// Channels.
+    pub dim: usize,
+    /// Whether the rows already have norm 1.
+    pub normalised: bool,
+}
+
+impl Keys<'_> {
+    /// Reads the normalised key of `token`; returns its factor with the sign set when the row holds
+    /// NaN or Inf.
+    fn read(&self, token: usize, out: &mut [f32]) -> f32 {
+        let bad = self.data.read(token * self.dim, out);
+        let factor = if self.normalised { norm::LIFT } else { norm::factor(out) };
+        if !self.normalised {
+            norm::apply(out, factor);
+        }
+        if bad { -factor } else { factor }
+    }
+}
+
+/// Raw scores of one row, to be filled.
+#[derive(Debug)]
+pub struct Raw<'a> {
+    /// The keys.
+    pub keys: Keys<'a>,
+    /// Stable, episodic and current scores, `[tokens]` each.
+    pub scores: [&'a mut [f32]; 3],
+    /// Factors of the rows; negative where the row holds NaN or Inf.
+    pub factors: &'a mut [f32],
+}
+
+struct Task<'a> {
+    keys: Keys<'a>,
+    row: usize,
+    start: usize,
+    tokens: usize,
+    episodic: &'a mut [f32],
+    current: &'a mut [f32],
+    factors: &'a mut [f32],
+}
+
+/// Fills the raw scores of all rows, which have equally many tokens.
+pub fn anomaly(rows: Vec<Raw<'_>>, block: usize, window: usize) {
+    let Some(first) = rows.first() else { return };
+    let (tokens, dim) = (first.factors.len(), first.keys.dim);
+    let window = window.min(tokens);
+    // A long window would be normalised again for every task, so such a row is one task.
+    let span = if window > DIRECT_WINDOW { tokens } else { block * BLOCKS_PER_TASK };
+    let per_row = tokens.div_ceil(span);
+    let mut tasks = Vec::with_capacity(rows.len() * per_row);
+    let mut stable = Vec::with_capacity(rows.len());
+    for (row, raw) in rows.into_iter().enumerate() {
+        let [s, e, c] = raw.scores;
+        stable.push((raw.keys, s));
+        let parts = e.chunks_mut(span).zip(c.chunks_mut(span)).zip(raw.factors.chunks_mut(span));
+        for (index, ((episodic, current), factors)) in parts.enumerate() {
+            let start = index * span;
+            tasks.push(Task { keys: raw.keys, row, start, tokens, episodic, current, factors });
+        }
+    }
+    // What each task found, in order: the row's sum adds up the same way every time.
+    let sums = parallel::map(tasks, |task| run(task, dim, block, window));
+    let mut means = vec![0.0f32; stable.len() * dim];
+    let mut factors: Vec<&[f32]> = Vec::with_capacity(sums.len());
+    for (row, sum, f) in &sums {
+        add(&mut means[row * dim..(row + 1) * dim], sum);
+        factors.push(f);
+    }
+    for mean in &mut means {
+        *mean /= tokens as f32;
+    }
+    let mut tasks = Vec::with_capacity(sums.len());
+    for (row, (keys, scores)) in stable.into_iter().enumerate() {
+        let mean = &means[row * dim..(row + 1) * dim];
+        for (index, part) in scores.chunks_mut(span).enumerate() {
+            tasks.push((keys, index * span, mean, factors[row * per_row + index], part));
+        }
+    }
+    parallel::for_each(tasks, |(keys, start, mean, factors, out)| {
+        let mut key = vec![0.0; dim];
+        for ((token, score), factor) in out.iter_mut().enumerate().zip(factors) {
+            keys.data.read((start + token) * dim, &mut key);
+            norm::apply(&mut key, factor.abs());
+            *score = -dot(&key, mean);
+        }
+    });
+}
+
+/// Episodic and current scores of some blocks; returns the row, the sum of its normalised keys and
+/// their factors.
+fn run(task: Task<'_>, dim: usize, block: usize, window: usize) -> (usize, Vec<f32>, &[f32]) {
+    let Task { keys, row, start, tokens, episodic, current, factors } = task;
+    let end = start + factors.len();
+    let mut recent = Window::new(dim, window, block, tokens);
+    for token in start.saturating_sub(window)..start {
+        keys.read(token, recent.key_mut(token));
+    }
+    let mut total = vec![0.0; dim];
+    let mut mean = vec![0.0; dim];
+    for first in (start..end).step_by(block) {
+        let last = (first + block).min(end);
+        mean.fill(0.0);
+        for token in first..last {
+            factors[token - start] = keys.read(token, recent.key_mut(token));
+            recent.note(token);
+            add(&mut mean, recent.key(token));
+        }
+        add(&mut total, &mean);
+        let count = (last - first) as f32;
+        for m in &mut mean {
+            *m /= count;
+        }
+        for token in first..last {
+            if token == start || token.is_multiple_of(RESTART) {
+                recent.restart(token);
+            } else {
+                recent.advance(token);
+            }
+            let (e, c) = dot_pair(recent.key(token), &mean, recent.sum());
+            episodic[token - start] = -e;
+            current[token - start] = -(c / (token + 1).min(window) as f32);
+        }
+    }
+    (row, total, factors)
+}

@@ -1,0 +1,50 @@
+//! Step 1: the factor that brings a key row to norm 1.
+
+use crate::nestedkv::plan::NORM_FLOOR;
+
+/// `2^24`: factors are stored times this, and elements are read divided by it, so that neither the
+/// factor of the largest row nor that of the smallest leaves f32's normal range.
+pub const LIFT: f32 = 16_777_216.0;
+
+/// The factor of a row, times [`LIFT`]: `LIFT / max(|x|, 1e-12)`.
+///
+/// The squares are taken of `x * 2^-e`, where `e` is the exponent of the largest magnitude, clamped
+/// to -64 to 100; exponents from -30 to 30 need no scaling.
+pub fn factor(row: &[f32]) -> f32 {
+    let mut largest = [0.0f32; 8];
+    for x in row.chunks_exact(8) {
+        for lane in 0..8 {
+            let magnitude = x[lane].abs();
+            largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+        }
+    }
+    let largest = largest.into_iter().fold(0.0f32, |a, b| if b > a { b } else { a });
+    let biased = (largest.to_bits() >> 23) as i32;
+    let exponent = if (97..=157).contains(&biased) { 0 } else { (biased - 127).clamp(-64, 100) };
+    let scale = power_of_two(-exponent);
+    let mut lanes = [0.0f32; 8];
+    for x in row.chunks_exact(8) {
+        for lane in 0..8 {
+            let scaled = x[lane] * scale;
+            lanes[lane] += scaled * scaled;
+        }
+    }
+    let l = lanes;
+    let norm = (((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))).sqrt();
+    if exponent <= 0 && norm * power_of_two(exponent) < NORM_FLOOR {
+        LIFT / NORM_FLOOR
+    } else {
+        LIFT * scale / norm
+    }
+}
+
+/// Brings a row to norm 1 by its [`factor`].
+pub fn apply(row: &mut [f32], factor: f32) {
+    for x in row {
+        *x = (*x * (1.0 / LIFT)) * factor;
+    }
+}
+
+fn power_of_two(exponent: i32) -> f32 {
+    f32::from_bits(((exponent + 127) as u32) << 23)
+}

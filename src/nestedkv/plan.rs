@@ -1,0 +1,113 @@
+//! Arithmetic of sizes and budgets that both paths share.
+
+use super::config::{Budget, EvictConfig};
+use crate::error::{Error, Result};
+
+/// Raw spans up to this count as none, and the scale's scores as all zero: rounding in f32 can make
+/// such a span out of keys that are equal in truth, and stretching it to `[0, 1]` would select at
+/// random. Also the bound for the span of the surprise.
+pub const FLAT_SPAN: f32 = 1e-6;
+
+/// Norms below this count as this (step 1 of the score).
+pub const NORM_FLOOR: f32 = 1e-12;
+
+/// Score of a key row that holds NaN or Inf.
+pub const NONFINITE_SCORE: f32 = -1.0;
+
+/// Tokens after which the CPU path starts the sum of the trailing window afresh.
+pub const RESTART: usize = 64;
+
+/// Tokens of a piece, whose sums are kept to start long windows from.
+pub const PIECE_TOKENS: usize = 64;
+
+/// Longest window that is summed token by token at a start; longer ones go by pieces.
+pub const DIRECT_WINDOW: usize = 256;
+
+/// Tokens of a block of the episodic scale: `min(n, clip(floor(n / 32), 128, 256))` (paper,
+/// section 2.2).
+pub fn block_size_for(n: usize) -> usize {
+    n.min((n / 32).clamp(128, 256))
+}
+
+/// Tokens in the top and the bottom group of a gap: a tenth, halves rounded to even, at least 1.
+pub fn group_size(n: usize) -> usize {
+    ((n as f64 * 0.1).round_ties_even() as usize).max(1)
+}
+
+/// What a budget means for rows of `tokens` tokens each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepPlan {
+    /// Sinks of each row.
+    pub sinks: usize,
+    /// Rows that share a budget: 1, or the heads of a sequence.
+    pub heads: usize,
+    /// Tokens that these rows keep together.
+    pub per_sequence: u64,
+    /// Tokens that each row is sure of.
+    pub floor: u32,
+    /// Whether the budget asked for is below the sinks, which stay all the same.
+    pub sinks_only: bool,
+}
+
+impl KeepPlan {
+    /// Reads a checked configuration.
+    pub fn new(cfg: &EvictConfig, tokens: usize) -> Self {
+        let sinks = tokens.min(cfg.sinks as usize);
+        match cfg.budget {
+            Budget::Uniform(budget) => {
+                let asked = tokens.min(budget as usize);
+                Self {
+                    sinks,
+                    heads: 1,
+                    per_sequence: asked.max(sinks) as u64,
+                    floor: 0,
+                    sinks_only: asked < sinks,
+                }
+            }
+            Budget::Adaptive { per_head, heads } => {
+                let asked = tokens.min(per_head as usize) as u64 * heads as u64;
+                let least = sinks as u64 * heads as u64;
+                let total = asked.max(least);
+                // The rows are equally long, so their floors are equal too.
+                let floor = head_floors(&[tokens], heads, total, cfg.safeguard)[0];
+                Self { sinks, heads, per_sequence: total, floor, sinks_only: asked < least }
+            }
+        }
+    }
+
+    /// Tokens that all rows keep together.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] when they exceed `u32::MAX`.
+    pub fn total(&self, rows: usize) -> Result<u64> {
+        let total = self.per_sequence.saturating_mul((rows / self.heads) as u64);
+        if total > u64::from(u32::MAX) {
+            let max = u64::from(u32::MAX);
+            return Err(Error::OutOfRange { argument: "kept tokens", got: total, min: 0, max });
+        }
+        Ok(total)
+    }
+}
+
+/// Tokens that each head is sure of, in f64 and in the order that the paper's rule is written:
+/// `trunc(safeguard * (1 - r) * n)` with `r = 1 - total / N`, scaled down together when they exceed
+/// the total. `lengths` repeats `times` times.
+pub fn head_floors(lengths: &[usize], times: usize, total: u64, safeguard: f64) -> Vec<u32> {
+    let all = lengths.iter().map(|&n| n as u64).sum::<u64>() * times as u64;
+    if all == 0 {
+        return vec![0; lengths.len()];
+    }
+    let total = total.min(all) as f64;
+    let evicted = (1.0 - total / all as f64).clamp(0.0, 1.0);
+    let mut floors: Vec<f64> = lengths
+        .iter()
+        .map(|&n| (safeguard * (1.0 - evicted) * n as f64).trunc().clamp(0.0, n as f64))
+        .collect();
+    let sum = floors.iter().sum::<f64>() * times as f64;
+    if sum > total {
+        for floor in &mut floors {
+            *floor = (*floor * (total / sum)).trunc();
+        }
+    }
+    floors.into_iter().map(|floor| floor as u32).collect()
+}

@@ -1,0 +1,131 @@
+//! Every kernel in every variant: host structs against WGSL, pipelines, translation, lint.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use naga::{AddressSpace, StorageAccess, TypeInner};
+use wgkv::gpu::{Binding, Context, ContextDescriptor};
+use wgkv::wgpu;
+
+use crate::{lint, modules};
+
+#[test]
+fn host_structs_equal_their_wgsl_twins() {
+    for (kernel, shader) in modules::all() {
+        let module = &shader.module;
+        let at = |binding| {
+            module
+                .global_variables
+                .iter()
+                .map(|(_, variable)| variable)
+                .find(|v| v.binding.is_some_and(|b| b.group == 0 && b.binding == binding))
+                .unwrap_or_else(|| panic!("{}: no binding {binding}", shader.name))
+        };
+        let params = at(0);
+        assert_eq!(params.space, AddressSpace::Uniform, "{}", shader.name);
+        let ty = &module.types[params.ty];
+        assert_eq!(ty.name.as_deref(), Some("Params"), "{}", shader.name);
+        let TypeInner::Struct { members, span } = &ty.inner else {
+            panic!("{}: Params is no struct", shader.name);
+        };
+        let twin: Vec<_> =
+            members.iter().map(|m| (m.name.as_deref().unwrap_or(""), m.offset as usize)).collect();
+        assert_eq!(twin, kernel.params.fields, "{}", shader.name);
+        assert_eq!(*span as usize, kernel.params.size, "{}", shader.name);
+
+        let bound = module.global_variables.iter().filter(|(_, v)| v.binding.is_some()).count();
+        assert_eq!(bound, kernel.bindings.len() + 1, "{}", shader.name);
+        for (index, binding) in kernel.bindings.iter().enumerate() {
+            let variable = at(index as u32 + 1);
+            assert_eq!(variable.name.as_deref(), Some(binding.name()), "{}", shader.name);
+            let access = match binding {
+                Binding::Read(_) => StorageAccess::LOAD,
+                Binding::Write(_) => StorageAccess::LOAD | StorageAccess::STORE,
+            };
+            assert_eq!(variable.space, AddressSpace::Storage { access }, "{}", shader.name);
+        }
+    }
+}
+
+#[test]
+fn kernels_have_names_of_their_own() {
+    let mut names = BTreeSet::new();
+    for (kernel, variants) in wgkv::kernels::kernels() {
+        assert!(names.insert(kernel.name), "{} is listed twice", kernel.name);
+        assert!(!variants.is_empty(), "{} has no variant", kernel.name);
+        let distinct: BTreeSet<_> = variants.iter().map(|v| format!("{v:?}")).collect();
+        assert_eq!(distinct.len(), variants.len(), "{} repeats a variant", kernel.name);
+    }
+}
+
+/// A device that builds pipelines and runs nothing.
+pub fn noop() -> (wgpu::Device, wgpu::Queue) {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::NOOP;
+    descriptor.backend_options.noop.enable = true;
+    let instance = wgpu::Instance::new(descriptor);
+    let adapter =
+        pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default()))
+            .expect("the noop adapter");
+    pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor::default()))
+        .expect("a noop device")
+}
+
+#[test]
+fn every_pipeline_builds() {
+    let (device, queue) = noop();
+    let context = Context::new(&device, &queue, &ContextDescriptor::default()).unwrap();
+    for (kernel, variants) in wgkv::kernels::kernels() {
+        for variant in variants {
+            let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+            context.warm(kernel, &variant);
+            if let Some(error) = pollster::block_on(scope.pop()) {
+                panic!("{} {variant:?}: {error}", kernel.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_shader_translates() {
+    let validator = Command::new("spirv-val").arg("--version").output().is_ok();
+    if !validator {
+        eprintln!("spirv-val is not installed: the SPIR-V is written, not validated");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut count = 0;
+    for (_, shader) in modules::all() {
+        count += 1;
+        let fail = |e: String| -> ! { panic!("{}: {e}", shader.name) };
+        modules::to_msl(&shader).unwrap_or_else(|e| fail(e));
+        modules::to_hlsl(&shader).unwrap_or_else(|e| fail(e));
+        let words = modules::to_spirv(&shader).unwrap_or_else(|e| fail(e));
+        if validator {
+            let path = folder.path().join("shader.spv");
+            std::fs::write(&path, bytemuck::cast_slice(&words)).unwrap();
+            let output =
+                Command::new("spirv-val").args(["--target-env", "vulkan1.1"]).arg(&path).output();
+            let output = output.unwrap();
+            if !output.status.success() {
+                fail(String::from_utf8_lossy(&output.stderr).into_owned());
+            }
+        }
+    }
+    assert!(count > 0);
+}
+
+#[test]
+fn every_shader_keeps_the_rules() {
+    let mut faults = BTreeSet::new();
+    for (_, shader) in modules::all() {
+        for fault in lint::module(&shader) {
+            faults.insert(format!("{}: {fault}", shader.name));
+        }
+        let msl = modules::to_msl(&shader).unwrap_or_else(|e| panic!("{}: {e}", shader.name));
+        for fault in lint::msl(&msl) {
+            faults.insert(format!("{}: MSL: {fault}", shader.name));
+        }
+    }
+    let text: Vec<_> = faults.into_iter().collect();
+    assert!(text.is_empty(), "{} faults\n{}", text.len(), text.join("\n"));
+}

@@ -1,0 +1,121 @@
+//! The reference cases, within the tolerances that their index gives.
+
+use wgkv::nestedkv::cpu::{self, Kept, Scores};
+use wgkv::nestedkv::{Budget, EvictConfig};
+
+use super::cases::{Case, cases};
+use crate::support::golden::{Golden, index};
+
+fn evict_config(case: &Case, budget: u32, sinks: u32) -> EvictConfig {
+    EvictConfig { score: case.config, sinks, ..EvictConfig::new(Budget::Uniform(budget)) }
+}
+
+fn largest_error(got: &[f32], truth: &[f64]) -> f64 {
+    assert_eq!(got.len(), truth.len());
+    got.iter().zip(truth).map(|(g, t)| (f64::from(*g) - t).abs()).fold(0.0, f64::max)
+}
+
+/// Compares scores with the truth of a case.
+fn check_scores(file: &Golden, case: &Case, score: &[f32], blend: &[f32], scales: [&[f32]; 3]) {
+    let name = &case.name;
+    let parts = [score, blend, scales[0], scales[1], scales[2]];
+    if case.index["ill_conditioned"] == true {
+        for part in parts {
+            assert!(part.iter().all(|x| (0.0..=1.0).contains(x)), "{name}: outside [0, 1]");
+        }
+        return;
+    }
+    let tolerance = |part: &str| case.index["tolerance_abs_vs_truth"][part].as_f64().expect(part);
+    let truth = file.numbers(&format!("{name}/truth_final"));
+    let error = largest_error(score, &truth);
+    assert!(error <= tolerance("final"), "{name}: score {error:.2e}");
+    let error = largest_error(blend, &file.numbers(&format!("{name}/truth_blend")));
+    assert!(error <= tolerance("blend"), "{name}: blend {error:.2e}");
+    let truth = file.numbers(&format!("{name}/truth_scales"));
+    for (scale, truth) in scales.into_iter().zip(truth.chunks(truth.len() / 3)) {
+        let error = largest_error(scale, truth);
+        assert!(error <= tolerance("scales"), "{name}: scales {error:.2e}");
+    }
+}
+
+/// Compares a selection with the truth: equal but for tokens at the border.
+fn check_kept(file: &Golden, case: &Case, tensor: &str, sinks: usize, kept: &Kept) {
+    let truth = file.numbers(tensor);
+    let finals = file.numbers(&format!("{}/truth_final", case.name));
+    let count = truth.len() / case.rows;
+    let ill = case.index["ill_conditioned"] == true && case.index["kind"] != "allzero";
+    for row in 0..case.rows {
+        let got = kept.row(row);
+        assert_eq!(got.len(), count, "{tensor}");
+        assert!(got.windows(2).all(|w| w[0] < w[1]), "{tensor}: ascending");
+        assert!((0..sinks.min(case.tokens)).all(|s| got.contains(&(s as u32))), "{tensor}: sinks");
+        if ill {
+            continue;
+        }
+        let scores = &finals[row * case.tokens..(row + 1) * case.tokens];
+        let want: Vec<u32> =
+            truth[row * count..(row + 1) * count].iter().map(|&p| p as u32).collect();
+        let edge = want
+            .iter()
+            .filter(|&&p| p as usize >= sinks)
+            .map(|&p| scores[p as usize])
+            .fold(f64::INFINITY, f64::min);
+        for p in
+            got.iter().filter(|p| !want.contains(p)).chain(want.iter().filter(|p| !got.contains(p)))
+        {
+            let off = (scores[*p as usize] - edge).abs();
+            assert!(off < 1e-5, "{tensor} row {row}: position {p} is {off:.1e} from the border");
+        }
+    }
+}
+
+#[test]
+fn cpu_scores_and_selections() {
+    let file = Golden::open("nestedkv_cases.safetensors");
+    let mut seen = 0;
+    for case in cases(&file, &index()) {
+        let keys = case.keys.tensor(case.rows, case.tokens, case.dim);
+        let Scores { score, blend, scales: [s, e, c], .. } =
+            cpu::score_batched(&keys, &case.config).expect("scores");
+        check_scores(&file, &case, &score, &blend, [&s, &e, &c]);
+        for kept in case.index["kept"].as_array().expect("kept sets") {
+            let sinks = kept["n_sink"].as_u64().expect("sinks") as u32;
+            let budget = kept["budget"].as_u64().expect("a budget") as u32;
+            let config = evict_config(&case, budget, sinks);
+            let got = cpu::keep(&score, case.rows, case.tokens, &config).expect("a selection");
+            let tensor = kept["truth_tensor"].as_str().expect("a name");
+            check_kept(&file, &case, tensor, sinks as usize, &got);
+            assert_eq!(
+                got.sinks_only,
+                budget.min(case.tokens as u32) < sinks.min(case.tokens as u32)
+            );
+        }
+        seen += 1;
+    }
+    assert!(seen >= 5, "{seen} cases");
+}
+
+#[test]
+fn cpu_budgets() {
+    let file = Golden::open("nestedkv_budget_scores.safetensors");
+    let index = index();
+    let list = index["head_budgets"].as_array().expect("cases");
+    assert_eq!(list.len(), 282);
+    for case in list {
+        let name = case["list"].as_str().expect("a list");
+        let heads: Vec<Vec<f32>> = (0..case["lengths"].as_array().expect("lengths").len())
+            .map(|h| file.numbers(&format!("{name}/head{h}")).iter().map(|&x| x as f32).collect())
+            .collect();
+        let views: Vec<&[f32]> = heads.iter().map(Vec::as_slice).collect();
+        let total = case["total_budget"].as_u64().expect("a total");
+        let safeguard = case["alpha"].as_f64().expect("a safeguard");
+        let got = cpu::allocate_head_budgets(&views, total, safeguard).expect("budgets");
+        let want: Vec<u32> = case["expected"]
+            .as_array()
+            .expect("budgets")
+            .iter()
+            .map(|b| b.as_u64().expect("a budget") as u32)
+            .collect();
+        assert_eq!(got, want, "{name}, total {total}, safeguard {safeguard}");
+    }
+}

@@ -1,0 +1,7 @@
+//! NestedKV on both paths against the reference cases and the judge.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cases;
+mod golden;

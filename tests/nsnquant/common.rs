@@ -1,0 +1,129 @@
+//! Cases and paths that the stages' tests share.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use wgkv::Result;
+use wgkv::layout::{Bits, PageLayout};
+use wgkv::nsnquant::{Codebook, Codec, cpu};
+use wgkv::shape::Elements;
+
+use crate::support::golden::{Golden, index};
+
+/// Owned elements of one type.
+#[derive(Clone, Debug)]
+pub enum Data {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Data {
+    pub fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::F32(x) => Elements::F32(x),
+            Self::F16(x) => Elements::F16(x),
+            Self::Bf16(x) => Elements::Bf16(x),
+        }
+    }
+}
+
+/// A path through the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    Cpu,
+}
+
+pub const PATHS: [Path; 1] = [Path::Cpu];
+
+impl Path {
+    pub fn encode(self, codec: &Codec, data: Elements<'_>, starts: &[u32]) -> Result<Vec<u32>> {
+        match self {
+            Self::Cpu => cpu::encode(codec, data, starts),
+        }
+    }
+
+    pub fn decode(self, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>> {
+        match self {
+            Self::Cpu => cpu::decode(codec, pages),
+        }
+    }
+}
+
+pub fn codec(head_dim: usize, bits: u32, chunk: usize) -> Codec {
+    codec_with(head_dim, bits, chunk, Codebook::builtin())
+}
+
+pub fn codec_with(head_dim: usize, bits: u32, chunk: usize, book: Arc<Codebook>) -> Codec {
+    let bits = Bits::new("bits", bits).expect("1 or 2 bits");
+    let layout = PageLayout::new("data", head_dim, bits, chunk).expect("a layout");
+    Codec::new(layout, book).expect("a codec")
+}
+
+/// The codebook that the reference values were made with.
+pub fn golden_codebook() -> Arc<Codebook> {
+    let file = Golden::open("nsn_codebooks.safetensors");
+    let book = |name: &str| -> Vec<f32> { file.numbers(name).iter().map(|v| *v as f32).collect() };
+    let book = Codebook::new(&book("codebook_signed"), &book("codebook_magnitude"));
+    Arc::new(book.expect("a codebook"))
+}
+
+/// A reference case: `heads` chunks of `tokens` rows each.
+pub struct Case {
+    pub name: String,
+    pub codec: Codec,
+    pub heads: usize,
+    pub ill: bool,
+    pub overflow: bool,
+    pub x: Data,
+}
+
+impl Case {
+    pub fn tensor(&self, part: &str) -> String {
+        format!("{}/{part}", self.name)
+    }
+
+    pub fn starts(&self) -> Vec<u32> {
+        let chunk = self.codec.layout().chunk();
+        (0..self.heads).map(|h| (h * chunk) as u32).collect()
+    }
+}
+
+pub fn cases() -> (Golden, Vec<Case>) {
+    let file = Golden::open("nsn_cases.safetensors");
+    let book = golden_codebook();
+    let index = index();
+    let cases = index["nsnquant"].as_array().expect("a list of cases").iter().filter_map(|entry| {
+        let name = entry["case"].as_str().expect("a name").to_owned();
+        let number = |key: &str| entry[key].as_u64().expect("a number") as usize;
+        let tensor = format!("{name}/x");
+        file.has(&tensor).then(|| {
+            let (dtype, bytes) = file.raw(&tensor);
+            let x = match dtype {
+                safetensors::Dtype::F16 => Data::F16(bytemuck::pod_collect_to_vec(&bytes)),
+                safetensors::Dtype::F32 => Data::F32(bytemuck::pod_collect_to_vec(&bytes)),
+                other => panic!("{tensor} is {other:?}"),
+            };
+            Case {
+                codec: codec_with(number("d"), number("bits") as u32, number("T"), book.clone()),
+                heads: number("H"),
+                ill: entry["ill_conditioned"].as_bool().expect("a flag"),
+                overflow: !entry["finite"].as_bool().expect("a flag"),
+                name,
+                x,
+            }
+        })
+    });
+    let cases: Vec<Case> = cases.collect();
+    assert!(cases.len() >= 4, "only {} reference cases", cases.len());
+    (file, cases)
+}
+
+/// Distance of two f16 numbers in steps of their grid.
+pub fn steps(a: u16, b: u16) -> u32 {
+    let line = |bits: u16| {
+        let magnitude = i32::from(bits & 0x7fff);
+        if bits & 0x8000 == 0 { magnitude } else { -magnitude }
+    };
+    line(a).abs_diff(line(b))
+}
