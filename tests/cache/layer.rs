@@ -1,11 +1,9 @@
 //! Layer caches: how tokens are batched does not matter, chunks never change, forks share.
 
-use std::sync::Arc;
-
 use half::f16;
 use proptest::prelude::*;
 use wgkv::Error;
-use wgkv::cache::{CacheConfig, Counters, cpu, gpu};
+use wgkv::cache::{CacheConfig, Counters, Frontier, cpu, gpu};
 use wgkv::gpu::{DeviceTensor, Slice};
 use wgkv::layout::Bits;
 use wgkv::nsnquant::Codebook;
@@ -41,6 +39,14 @@ impl Stream {
                 .collect()
         });
         Self { rows, dims, len, data }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// Tokens `first..first + n` of keys (0) or values (1), `[rows, n, d]`.
@@ -127,6 +133,13 @@ impl Cache {
         }
     }
 
+    pub fn frontier(&self) -> Frontier {
+        match self {
+            Self::Host(cache) => *cache.frontier(),
+            Self::Device(cache) => *cache.frontier(),
+        }
+    }
+
     pub fn counters(&self) -> Counters {
         match self {
             Self::Host(cache) => cache.counters(),
@@ -135,7 +148,6 @@ impl Cache {
     }
 
     pub fn show(&self) -> Shown {
-        let bits = |x: &[f16]| x.iter().map(|x| x.to_bits()).collect::<Vec<u16>>();
         match self {
             Self::Host(cache) => {
                 let fetched = cache.fetch().unwrap();
@@ -158,8 +170,30 @@ impl Cache {
     }
 }
 
+/// The elements as bits.
+pub fn bits(elements: &[f16]) -> Vec<u16> {
+    elements.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Checks that token rows agree to rounding, but for a few whose codes fell on the other side of a
+/// near tie.
+pub fn close(ours: &[u16], theirs: &[u16], head_dim: usize) {
+    assert_eq!(ours.len(), theirs.len());
+    let norm = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let float = |x: &[u16]| x.iter().map(|x| f16::from_bits(*x).to_f32()).collect::<Vec<f32>>();
+    let mut far = 0;
+    for (a, b) in ours.chunks(head_dim).zip(theirs.chunks(head_dim)) {
+        let (a, b) = (float(a), float(b));
+        let error = norm(&a.iter().zip(&b).map(|(a, b)| a - b).collect::<Vec<_>>());
+        assert!(error <= 0.8 * norm(&b) + 1e-6, "{error} of {}", norm(&b));
+        far += usize::from(error > 4e-3 * norm(&b) + 1e-6);
+    }
+    let rows = ours.len() / head_dim;
+    assert!(far <= 1 + rows / 100, "{far} of {rows} token rows differ");
+}
+
 /// Rows `positions` of what is shown, of `len` tokens a row.
-fn rows_at(shown: &[u16], rows: usize, len: usize, positions: &[usize]) -> Vec<u16> {
+pub fn rows_at(shown: &[u16], rows: usize, len: usize, positions: &[usize]) -> Vec<u16> {
     let d = shown.len() / (rows * len).max(1);
     (0..rows)
         .flat_map(|row| positions.iter().map(move |p| (row * len + p) * d))
@@ -204,30 +238,33 @@ proptest! {
         let stream = Stream::new(rows, [dk, dv], total, seed);
         let [mut host, mut device] = Cache::both(&config(&stream, 16, sinks, recent));
         let mut read = 0;
+        // Where each token came from; none once it has been through a chunk.
+        let mut origin: Vec<Option<usize>> = Vec::new();
         for (n, trim) in ops {
+            let n = if trim { n.min(origin.len()) } else { n };
             for cache in [&mut host, &mut device] {
-                if trim {
-                    let held = cache.counters().len;
-                    cache.trim(n.min(held)).unwrap();
-                } else {
-                    cache.append(&stream, read, n);
-                }
+                if trim { cache.trim(n).unwrap() } else { cache.append(&stream, read, n) }
             }
-            read += if trim { 0 } else { n };
+            if trim {
+                origin.truncate(origin.len() - n);
+            } else {
+                origin.extend((read..read + n).map(Some));
+                read += n;
+            }
+            let frontier = host.frontier();
+            for chunk in 0..frontier.chunks() {
+                let start = frontier.chunk_start(chunk);
+                origin[start..start + frontier.chunk()].fill(None);
+            }
             let (ours, theirs) = (device.show(), host.show());
             prop_assert_eq!(ours.2, theirs.2);
-            let frontier = match &host { Cache::Host(cache) => *cache.frontier(), Cache::Device(_) => unreachable!() };
-            // Rows that came back from a chunk carry the small difference of the two decoders.
-            for (a, b) in [(&ours.0, &theirs.0), (&ours.1, &theirs.1)] {
-                prop_assert_eq!(a.len(), b.len());
-                let far = a.iter().zip(b).filter(|(a, b)| {
-                    let (a, b) = (f16::from_bits(**a).to_f32(), f16::from_bits(**b).to_f32());
-                    (a - b).abs() > 2e-2 * b.abs().max(1.0)
-                }).count();
-                prop_assert!(far * 200 <= a.len(), "{far} of {} differ", a.len());
-            }
-            if !trim && frontier.packed() == 0 {
-                prop_assert_eq!(ours.0, theirs.0);
+            let raw: Vec<usize> = frontier.raw_positions().filter(|p| origin[*p].is_some()).collect();
+            let came: Vec<usize> = raw.iter().filter_map(|p| origin[*p]).collect();
+            for (side, shown, other) in [(0, &ours.0, &theirs.0), (1, &ours.1, &theirs.1)] {
+                let expected = rows_at(&bits(&stream.data[side]), rows, total, &came);
+                prop_assert_eq!(&rows_at(shown, rows, origin.len(), &raw), &expected);
+                prop_assert_eq!(&rows_at(other, rows, origin.len(), &raw), &expected);
+                close(shown, other, stream.dims[side]);
             }
         }
     }
@@ -245,8 +282,7 @@ fn raw_rows_keep_their_bits_and_chunks_never_change() {
             assert_eq!(behind, 16 * ((len - 11) / 16));
             let raw: Vec<usize> = (0..4).chain(4 + behind..len).collect();
             for (side, got) in [(0, &shown.0), (1, &shown.1)] {
-                let came = stream.part(side, 0, len);
-                let came: Vec<u16> = came.iter().map(|x| x.to_bits()).collect();
+                let came = bits(&stream.part(side, 0, len));
                 assert_eq!(rows_at(got, 2, len, &raw), rows_at(&came, 2, len, &raw));
             }
             if let Some((before, old)) = &packed {
@@ -365,5 +401,4 @@ fn refuses_tensors_that_do_not_fit() {
     assert!(matches!(bad(|c| c.rows = 0), Error::Empty { argument: "rows" }));
     assert!(matches!(bad(|c| c.head_dim_v = 60), Error::HeadDim { got: 60, .. }));
     assert!(matches!(bad(|c| c.chunk = 1), Error::OutOfRange { argument: "chunk", .. }));
-    let _: Arc<Codebook> = Codebook::builtin();
 }

@@ -5,3 +5,4 @@ mod plan;
 mod rows;
 #[path = "../support/mod.rs"]
 mod support;
+mod trials;
