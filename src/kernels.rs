@@ -3,11 +3,14 @@
 
 use crate::cache;
 use crate::gpu::{self, Kernel, Variant};
+use crate::nsnquant;
 
 /// All kernels, each with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
     vec![
         (gpu::completion_kernel(), vec![Variant::default()]),
-        (&cache::gpu::rows::KERNEL, cache::gpu::rows::variants()),
+        (cache::gpu::rows::kernel(), cache::gpu::rows::variants()),
+        (nsnquant::gpu::encode_kernel(), nsnquant::gpu::encode_variants()),
+        (nsnquant::gpu::decode_kernel(), nsnquant::gpu::decode_variants()),
     ]
 }

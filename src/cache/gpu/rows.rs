@@ -44,7 +44,7 @@ params! {
 }
 
 /// One thread a word of the result.
-pub static KERNEL: Kernel = Kernel {
+static KERNEL: Kernel = Kernel {
     name: "cache/rows",
     source: concat!(
         include_str!("../../../wgsl/common/element.wgsl"),
@@ -57,6 +57,11 @@ pub static KERNEL: Kernel = Kernel {
 
 /// Threads of a workgroup, as in the shader.
 const WORKGROUP: u64 = 256;
+
+/// The kernel.
+pub fn kernel() -> &'static Kernel {
+    &KERNEL
+}
 
 /// The one variant.
 pub fn variants() -> Vec<Variant> {
