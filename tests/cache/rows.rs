@@ -32,7 +32,7 @@ pub fn words(count: usize, seed: u64) -> Vec<u32> {
         .map(|_| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let word = (state >> 32) as u32;
-            if word % 7 == 0 { ODD[(state >> 20) as usize % ODD.len()] } else { word }
+            if word.is_multiple_of(7) { ODD[(state >> 20) as usize % ODD.len()] } else { word }
         })
         .collect()
 }
