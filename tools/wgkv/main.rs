@@ -3,8 +3,10 @@
 #![allow(dead_code, unused_imports, reason = "verbs that use the rest follow")]
 
 mod args;
+mod attend;
 mod budgets;
-mod codebook;
+mod compress;
+mod device;
 mod doctor;
 mod engine;
 mod file;
@@ -50,9 +52,10 @@ fn run(cli: &Cli) -> Result<(), Fail> {
         Verb::Evict(args) => nested::evict(args, &cli.common),
         Verb::Quantize(args) => quant::quantize(args, &cli.common),
         Verb::Dequantize(args) => quant::dequantize(args, &cli.common),
+        Verb::Compress(args) => compress::run(args, &cli.common),
+        Verb::Attend(args) => attend::run(args, &cli.common),
         Verb::Replay(args) => replay::run(args, &cli.common),
         Verb::Inspect(args) => inspect::run(args, &cli.common),
-        _ => Err(Fail::input("this verb is not there yet")),
     }
 }
 

@@ -68,7 +68,7 @@ impl Spec {
 }
 
 /// Packs a layer.
-pub fn pack(engine: &Engine, spec: &Spec, layer: Ragged) -> Result<Packed, Fail> {
+pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail> {
     let [k_codec, v_codec] = spec.codecs(layer.k_dim, layer.v_dim)?;
     let mut page_offsets = vec![0u32];
     for row in layer.offsets.windows(2) {
@@ -103,8 +103,8 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: Ragged) -> Result<Packed, Fail>
         page_offsets,
         k: side(k_codec, &layer.k, &layer.names[0])?,
         v: side(v_codec, &layer.v, &layer.names[1])?,
-        offsets: layer.offsets,
-        positions: layer.positions,
+        offsets: layer.offsets.clone(),
+        positions: layer.positions.clone(),
     })
 }
 

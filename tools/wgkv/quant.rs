@@ -40,7 +40,7 @@ pub fn quantize(args: &QuantizeArgs, common: &Common) -> Result<(), Fail> {
     let mut report = Vec::new();
     for (layer, names) in list {
         let ragged = read_rows(&mut source, kind, layer, &names)?;
-        let packed = pack(&engine, &spec, ragged).map_err(|e| e.at(source.name()))?;
+        let packed = pack(&engine, &spec, &ragged).map_err(|e| e.at(source.name()))?;
         let counts: Vec<[u32; 2]> = packed
             .places()
             .iter()

@@ -16,11 +16,13 @@ use crate::args::{Common, ReplayArgs};
 use crate::engine::{Engine, Gpu};
 use crate::file::{Data, Fail, Output, Payload, Source, shown};
 use crate::layers::{self, Dense, Kind, Pair};
+use crate::packing::Spec;
 use crate::report;
 use ops::{MAIN, Op};
 
 /// Runs the verb.
 pub fn run(args: &ReplayArgs, common: &Common) -> Result<(), Fail> {
+    let spec = Spec::new(&args.packing, args.sinks.sinks)?;
     let mut source = Source::open(&args.input)?;
     layers::want(&source, &[Kind::Dense], "keys and values")?;
     let found = layers::layers(&source, common.layers.as_deref())?;
@@ -32,7 +34,7 @@ pub fn run(args: &ReplayArgs, common: &Common) -> Result<(), Fail> {
     let ops = ops::read(&args.ops, pair.k.tokens)?;
     let rows = Rows::new(&source.name(), pair)?;
     let mut output = Output::create(&args.out.output)?;
-    let config = rows.config(args)?;
+    let config = rows.config(&spec)?;
     let engine = Engine::open(common)?;
 
     let bar = report::progress(ops.len(), "replaying");
@@ -95,20 +97,19 @@ impl Rows {
         self.batch * self.heads
     }
 
-    fn config(&self, args: &ReplayArgs) -> Result<CacheConfig, Fail> {
-        let packing = &args.packing;
-        let bits = |name, own: Option<u32>| Bits::new(name, own.unwrap_or(packing.bits));
+    fn config(&self, spec: &Spec) -> Result<CacheConfig, Fail> {
+        let [k_bits, v_bits] = spec.bits;
         Ok(CacheConfig {
             rows: self.count(),
             head_dim_k: self.head_dims[0],
             head_dim_v: self.head_dims[1],
-            k_bits: bits("bits of keys", packing.k_bits)?,
-            v_bits: bits("bits of values", packing.v_bits)?,
-            chunk: packing.chunk as usize,
-            sinks: args.sinks.sinks as usize,
-            recent: packing.recent as usize,
+            k_bits: Bits::new("--k-bits", k_bits)?,
+            v_bits: Bits::new("--v-bits", v_bits)?,
+            chunk: spec.chunk,
+            sinks: spec.sinks,
+            recent: spec.recent,
             dtype: self.dtype,
-            codebook: crate::codebook::load(packing)?,
+            codebook: spec.codebook.clone(),
         })
     }
 
