@@ -91,11 +91,12 @@ impl Pipeline {
             vec![entry(0, wgpu::BufferBindingType::Uniform, true, kernel.params.size as u64)];
         for (index, binding) in kernel.bindings.iter().enumerate() {
             let read_only = matches!(binding, Binding::Read(_));
+            // No least size: wgpu then takes the shader's element, which need not be one word.
             entries.push(entry(
                 index as u32 + 1,
                 wgpu::BufferBindingType::Storage { read_only },
                 false,
-                4,
+                0,
             ));
         }
         let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {

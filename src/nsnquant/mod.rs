@@ -5,13 +5,15 @@
 //! codebook, trained on normal samples alone, serves every layer. The chunk stands alone: its page
 //! depends on its own tokens and on nothing else.
 //!
-//! [`cpu`] says what is right; GPU.
+//! [`cpu`] says what is right; [`gpu`] records the same stages, in the same order of arithmetic.
 
 mod codebook;
 mod codec;
 mod codes;
 pub mod cpu;
+pub mod gpu;
 mod hadamard;
+mod params;
 
 pub use codebook::Codebook;
 pub use codec::{Codec, assigned_avg_bits};

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use wgkv::Result;
+use wgkv::gpu::{Context, Slice};
 use wgkv::layout::{Bits, PageLayout};
+use wgkv::nsnquant::gpu::{self, DeviceCodec};
 use wgkv::nsnquant::{Codebook, Codec, cpu};
-use wgkv::shape::Elements;
+use wgkv::shape::{Dtype, Elements};
 
 use crate::support::golden::{Golden, index};
+use crate::support::{context, run_on, wait};
 
 /// Owned elements of one type.
 #[derive(Clone, Debug)]
@@ -32,22 +35,65 @@ impl Data {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
     Cpu,
+    Gpu,
 }
 
-pub const PATHS: [Path; 1] = [Path::Cpu];
+pub const PATHS: [Path; 2] = [Path::Cpu, Path::Gpu];
 
 impl Path {
     pub fn encode(self, codec: &Codec, data: Elements<'_>, starts: &[u32]) -> Result<Vec<u32>> {
         match self {
             Self::Cpu => cpu::encode(codec, data, starts),
+            Self::Gpu => encode_on(context(), codec, data, starts),
         }
     }
 
     pub fn decode(self, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>> {
         match self {
             Self::Cpu => cpu::decode(codec, pages),
+            Self::Gpu => {
+                let bytes = decode_on(context(), codec, pages, Dtype::F32)?;
+                Ok(bytemuck::pod_collect_to_vec(&bytes))
+            }
         }
     }
+}
+
+pub fn encode_on(
+    context: &Context,
+    codec: &Codec,
+    data: Elements<'_>,
+    starts: &[u32],
+) -> Result<Vec<u32>> {
+    let layout = *codec.layout();
+    let device = DeviceCodec::new(context, codec.clone())?;
+    let rows = context.upload("data", data.bytes())?;
+    let first = context.upload("starts", bytemuck::cast_slice(starts))?;
+    let out = context.create("pages", (starts.len() * layout.words() * 4) as u64)?;
+    let readback = run_on(context, |rec| {
+        let (rows, first) = (Slice::all(&rows), Slice::all(&first));
+        let total = data.len() / layout.head_dim();
+        gpu::encode(rec, &device, rows, data.dtype(), total, first, starts.len(), (&out).into())?;
+        rec.read_back(Slice::all(&out))
+    })?;
+    Ok(bytemuck::pod_collect_to_vec(&wait(readback)))
+}
+
+pub fn decode_on(context: &Context, codec: &Codec, pages: &[u32], dtype: Dtype) -> Result<Vec<u8>> {
+    let layout = *codec.layout();
+    let count = pages.len() / layout.words();
+    let starts: Vec<u32> = (0..count).map(|p| (p * layout.chunk()) as u32).collect();
+    let device = DeviceCodec::new(context, codec.clone())?;
+    let packed = context.upload("pages", bytemuck::cast_slice(pages))?;
+    let first = context.upload("starts", bytemuck::cast_slice(&starts))?;
+    let rows = count * layout.chunk();
+    let out = context.create("rows", (rows * layout.head_dim() * dtype.bytes()) as u64)?;
+    let readback = run_on(context, |rec| {
+        let (packed, first) = (Slice::all(&packed), Slice::all(&first));
+        gpu::decode(rec, &device, packed, count, first, Slice::all(&out), dtype, rows)?;
+        rec.read_back(Slice::all(&out))
+    })?;
+    Ok(wait(readback))
 }
 
 pub fn codec(head_dim: usize, bits: u32, chunk: usize) -> Codec {

@@ -1,0 +1,86 @@
+//! Unpacks pages. Twin: `src/nsnquant/cpu/decode.rs`.
+
+use super::device::{self, DeviceCodec};
+use crate::error::Result;
+use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
+use crate::layout::PageLayout;
+use crate::nsnquant::hadamard::Hadamard;
+use crate::nsnquant::params::DecodeParams;
+use crate::shape::Dtype;
+
+static KERNEL: Kernel = Kernel {
+    name: "nsnquant/decode",
+    source: concat!(
+        include_str!("../../../wgsl/common/element.wgsl"),
+        include_str!("../../../wgsl/common/page.wgsl"),
+        include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/nsnquant/decode.wgsl"),
+    ),
+    bindings: &[
+        Binding::Read("pages"),
+        Binding::Read("starts"),
+        Binding::Read("book"),
+        Binding::Write("rows"),
+    ],
+    params: DecodeParams::LAYOUT,
+};
+
+/// The kernel.
+pub fn kernel() -> &'static Kernel {
+    &KERNEL
+}
+
+/// A variant for each head dimension and rate.
+pub fn variants() -> Vec<Variant> {
+    device::covering(variant)
+}
+
+fn variant(layout: &PageLayout, hadamard: &Hadamard) -> Variant {
+    Variant { constants: device::constants(layout, hadamard), overrides: Vec::new() }
+}
+
+/// Records the unpacking of `page_count` pages: token t of page p goes to row `starts[p] + t` of
+/// `out`, token rows `[total_rows, head_dim]` of `dtype`. f16 saturates at 65,504, the others at
+/// 3.4e38. No two pages may share a row; a start past the last whole chunk is taken as that one.
+///
+/// # Errors
+/// [`crate::Error::OutOfRange`] when there are fewer token rows than a chunk holds;
+/// [`crate::Error::Length`] for a slice that is too short; [`crate::Error::DeviceLimit`] for sizes
+/// that the device or 32-bit indices do not allow; and as [`Recorder::dispatch`].
+pub fn decode(
+    rec: &mut Recorder<'_>,
+    codec: &DeviceCodec,
+    pages: Slice<'_>,
+    page_count: usize,
+    starts: Slice<'_>,
+    out: Slice<'_>,
+    dtype: Dtype,
+    total_rows: usize,
+) -> Result<()> {
+    let layout = codec.layout();
+    let rows = ("out", out, dtype, total_rows);
+    let Some(extent) = device::extent(layout, rows, starts, ("pages", pages, page_count))? else {
+        return Ok(());
+    };
+    let hadamard = codec.codec().hadamard();
+    let params = DecodeParams {
+        pages: extent.pages,
+        chunk: layout.chunk() as u32,
+        last_start: extent.last_start,
+        dtype: dtype.code(),
+        page_words: layout.words() as u32,
+        sign_offset: layout.sign_offset() as u32,
+        s1_offset: layout.s1_offset() as u32,
+        s2_offset: layout.s2_offset() as u32,
+        o_offset: layout.o_offset() as u32,
+        scale: hadamard.scale(),
+        norm: (layout.head_dim() as f32).sqrt(),
+    };
+    rec.dispatch(
+        &KERNEL,
+        &variant(layout, hadamard),
+        &params,
+        &[pages, starts, Slice::all(codec.book()), out],
+        Groups(page_count as u64),
+    )
+}

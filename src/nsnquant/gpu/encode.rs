@@ -1,0 +1,86 @@
+//! Packs chunks. Twin: `src/nsnquant/cpu/encode.rs`.
+
+use super::device::{self, DeviceCodec};
+use crate::error::Result;
+use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
+use crate::layout::PageLayout;
+use crate::nsnquant::hadamard::Hadamard;
+use crate::nsnquant::params::EncodeParams;
+use crate::shape::Dtype;
+
+static KERNEL: Kernel = Kernel {
+    name: "nsnquant/encode",
+    source: concat!(
+        include_str!("../../../wgsl/common/element.wgsl"),
+        include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/nsnquant/encode.wgsl"),
+    ),
+    bindings: &[
+        Binding::Read("data"),
+        Binding::Read("starts"),
+        Binding::Read("book"),
+        Binding::Write("pages"),
+    ],
+    params: EncodeParams::LAYOUT,
+};
+
+/// The kernel.
+pub fn kernel() -> &'static Kernel {
+    &KERNEL
+}
+
+/// A variant for each head dimension and rate, for chunks of up to 64 tokens.
+pub fn variants() -> Vec<Variant> {
+    device::covering(variant)
+}
+
+fn variant(layout: &PageLayout, hadamard: &Hadamard) -> Variant {
+    let mut constants = device::constants(layout, hadamard);
+    constants.push(("SCALES", layout.chunk().next_power_of_two().max(64) as u32));
+    Variant { constants, overrides: Vec::new() }
+}
+
+/// Records the packing of `pages` chunks: page p of `out` (u32 `[pages, words]`) gets the token rows
+/// `starts[p]` to `starts[p] + chunk` of `data`, a flat list of token rows `[total_rows, head_dim]`.
+/// Chunks may overlap and come in any order; a start past the last whole chunk is read as that one.
+///
+/// # Errors
+/// [`crate::Error::OutOfRange`] when there are fewer token rows than a chunk holds;
+/// [`crate::Error::Length`] for a slice that is too short; [`crate::Error::DeviceLimit`] for sizes
+/// that the device or 32-bit indices do not allow; and as [`Recorder::dispatch`].
+pub fn encode(
+    rec: &mut Recorder<'_>,
+    codec: &DeviceCodec,
+    data: Slice<'_>,
+    dtype: Dtype,
+    total_rows: usize,
+    starts: Slice<'_>,
+    pages: usize,
+    out: Slice<'_>,
+) -> Result<()> {
+    let layout = codec.layout();
+    let rows = ("data", data, dtype, total_rows);
+    let Some(extent) = device::extent(layout, rows, starts, ("out", out, pages))? else {
+        return Ok(());
+    };
+    let hadamard = codec.codec().hadamard();
+    let params = EncodeParams {
+        pages: extent.pages,
+        chunk: layout.chunk() as u32,
+        last_start: extent.last_start,
+        dtype: dtype.code(),
+        page_words: layout.words() as u32,
+        sign_offset: layout.sign_offset() as u32,
+        s1_offset: layout.s1_offset() as u32,
+        s2_offset: layout.s2_offset() as u32,
+        o_offset: layout.o_offset() as u32,
+        scale: hadamard.scale(),
+    };
+    rec.dispatch(
+        &KERNEL,
+        &variant(layout, hadamard),
+        &params,
+        &[data, starts, Slice::all(codec.book()), out],
+        Groups(pages as u64),
+    )
+}

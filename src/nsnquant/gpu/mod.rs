@@ -1,0 +1,9 @@
+//! The stages on the GPU: they record into the caller's encoder and never submit, poll or wait.
+
+mod decode;
+mod device;
+mod encode;
+
+pub use decode::{decode, kernel as decode_kernel, variants as decode_variants};
+pub use device::{DeviceCodec, hadamard_constants};
+pub use encode::{encode, kernel as encode_kernel, variants as encode_variants};

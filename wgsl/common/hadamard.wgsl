@@ -1,0 +1,78 @@
+// The transform of src/nsnquant/hadamard.rs, without the factor 1 / sqrt(d), on tokens that lie one
+// after the other in hadamard_data. Same sums in the same order as there.
+//
+// Wants these constants: HADAMARD_LANES, invocations of the workgroup, a multiple of 32;
+// HADAMARD_VALUES, values in hadamard_data, a multiple of the head dimension; HADAMARD_ORDER, m;
+// HADAMARD_RUN_LOG, k; HADAMARD_FORWARD and HADAMARD_BACK, where the rows of H_m and of its
+// transpose start in the table.
+
+// Rows of H_12, H_20, its transpose and H_28; a bit is set where the entry is -1.
+const HADAMARD_ROWS: array<u32, 81> = array<u32, 81>(
+    0x0u,
+    0x2u, 0xaabu, 0x3c8u, 0x96eu, 0xf20u, 0x5bau, 0xc8cu, 0x6e6u, 0x23cu, 0xb96u, 0x8f0u, 0xe5au,
+    0x0u, 0x615e5u, 0xc2bc9u, 0x85793u, 0xaf27u, 0x15e4du, 0x2bc99u, 0x57931u, 0xaf261u, 0x5e4c3u,
+    0xbc985u, 0x7930bu, 0xf2615u, 0xe4c2bu, 0xc9857u, 0x930afu, 0x2615fu, 0x4c2bdu, 0x98579u,
+    0x30af3u,
+    0xffffeu, 0x9ea18u, 0x3d432u, 0x7a864u, 0xf50c8u, 0xea192u, 0xd4326u, 0xa864eu, 0x50c9eu,
+    0xa193cu, 0x4327au, 0x864f4u, 0xc9eau, 0x193d4u, 0x327a8u, 0x64f50u, 0xc9ea0u, 0x93d42u,
+    0x27a86u, 0x4f50cu,
+    0x2u, 0xaaaaaabu, 0x30ff0c8u, 0x9a55a6eu, 0xc3fc320u, 0x69569bau, 0xff0c8cu, 0xa55a6e6u,
+    0x3fc3230u, 0x9569b9au, 0xff0c8c0u, 0x55a6e6au, 0xfc3230cu, 0x569b9a6u, 0xf0c8c3cu, 0x5a6e696u,
+    0xc3230fcu, 0x69b9a56u, 0xc8c3fcu, 0xa6e6956u, 0x3230ff0u, 0x9b9a55au, 0xc8c3fc0u, 0x6e6956au,
+    0x230ff0cu, 0xb9a55a6u, 0x8c3fc30u, 0xe69569au,
+);
+
+var<workgroup> hadamard_data: array<f32, HADAMARD_VALUES>;
+var<workgroup> hadamard_signs: array<u32, 32>;
+
+// Transforms every token; `table` is HADAMARD_FORWARD or HADAMARD_BACK. To be called by the whole
+// workgroup; what was written before is seen, and so is the result after.
+fn hadamard_apply(lane: u32, table: u32) {
+    if HADAMARD_ORDER > 1u && lane < HADAMARD_ORDER {
+        hadamard_signs[lane] = HADAMARD_ROWS[table + lane];
+    }
+    workgroupBarrier();
+    for (var log = 0u; log < HADAMARD_RUN_LOG; log++) {
+        let distance = 1u << log;
+        for (var pair = lane; pair < HADAMARD_VALUES / 2u; pair += HADAMARD_LANES) {
+            let low = ((pair >> log) << (log + 1u)) | (pair & (distance - 1u));
+            let a = hadamard_data[low];
+            let b = hadamard_data[low + distance];
+            hadamard_data[low] = a + b;
+            hadamard_data[low + distance] = a - b;
+        }
+        workgroupBarrier();
+    }
+    if HADAMARD_ORDER > 1u {
+        hadamard_mix(lane);
+    }
+}
+
+// A column holds the values of one place in all runs of a token: m of them, HADAMARD_RUN apart.
+// Group of lanes that share a column: the smallest power of two not below m.
+const HADAMARD_GROUP_LOG: u32 = select(5u, 4u, HADAMARD_ORDER == 12u);
+const HADAMARD_RUN: u32 = 1u << HADAMARD_RUN_LOG;
+const HADAMARD_COLUMNS: u32 = HADAMARD_VALUES / HADAMARD_ORDER;
+
+fn hadamard_mix(lane: u32) {
+    let row = lane & ((1u << HADAMARD_GROUP_LOG) - 1u);
+    let signs = hadamard_signs[row];
+    for (var first = 0u; first < HADAMARD_COLUMNS; first += HADAMARD_LANES >> HADAMARD_GROUP_LOG) {
+        let column = first + (lane >> HADAMARD_GROUP_LOG);
+        let live = row < HADAMARD_ORDER && column < HADAMARD_COLUMNS;
+        let token = column >> HADAMARD_RUN_LOG;
+        let start = token * (HADAMARD_ORDER << HADAMARD_RUN_LOG) + (column & (HADAMARD_RUN - 1u));
+        var sum = 0.0;
+        if live {
+            for (var run = 0u; run < HADAMARD_ORDER; run++) {
+                let value = hadamard_data[start + run * HADAMARD_RUN];
+                sum += select(value, -value, ((signs >> run) & 1u) == 1u);
+            }
+        }
+        workgroupBarrier();
+        if live {
+            hadamard_data[start + row * HADAMARD_RUN] = sum;
+        }
+    }
+    workgroupBarrier();
+}

@@ -1,0 +1,27 @@
+// Parts of a packed page, whose planes src/layout.rs lays out. Needs element.wgsl.
+
+// Byte `index` of a plane, which lies in `word`, the plane's word `index >> 2`.
+fn page_byte(word: u32, index: u32) -> u32 {
+    return (word >> ((index & 3u) * 8u)) & 0xffu;
+}
+
+// Bits of half `index` of a vector, which lie in `word`, the vector's word `index >> 1`.
+fn page_half(word: u32, index: u32) -> u32 {
+    return (word >> ((index & 1u) * 16u)) & 0xffffu;
+}
+
+// A first scale: element_encode_scale's 16 bits.
+fn page_scale(word: u32, index: u32) -> f32 {
+    return element_decode_scale(page_half(word, index));
+}
+
+// A second scale or a mean: f16.
+fn page_real(word: u32, index: u32) -> f32 {
+    return bitcast<f32>(element_bits(word, index, 1u));
+}
+
+// Channels `signs` bit 0 to 3 of a centroid, negated where the bit is 0.
+fn page_signed(row: vec4<f32>, signs: u32) -> vec4<f32> {
+    let positive = (vec4<u32>(signs) >> vec4<u32>(0u, 1u, 2u, 3u)) & vec4<u32>(1u);
+    return select(-row, row, positive == vec4<u32>(1u));
+}
