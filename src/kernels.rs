@@ -2,7 +2,7 @@
 //! them all and for callers who want to build pipelines ahead of their first use.
 
 use crate::gpu::{self, Kernel, Variant};
-use crate::{attention, nsnquant};
+use crate::{attention, nestedkv, nsnquant, primitives};
 
 /// All kernels, each with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
@@ -11,6 +11,8 @@ pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
         (nsnquant::gpu::encode_kernel(), nsnquant::gpu::encode_variants()),
         (nsnquant::gpu::decode_kernel(), nsnquant::gpu::decode_variants()),
     ];
+    kernels.extend(primitives::gpu::kernels());
+    kernels.extend(nestedkv::gpu::kernels());
     kernels.extend(attention::gpu::kernels());
     kernels
 }
