@@ -12,6 +12,7 @@ pub const SLACK: f64 = 2.0;
 pub const DIMS: [usize; 12] = [16, 32, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512];
 
 pub fn shapes(
+    dims: &'static [usize],
     most_raw: usize,
     most_pages: usize,
 ) -> impl Strategy<Value = (Shape, [Kind; 3], u64)> {
