@@ -3,7 +3,7 @@
 
 use crate::cache;
 use crate::gpu::{self, Kernel, Variant};
-use crate::{nestedkv, nsnquant, primitives};
+use crate::{attention, nestedkv, nsnquant, primitives};
 
 /// All kernels, each with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
@@ -15,5 +15,6 @@ pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
     ];
     kernels.extend(primitives::gpu::kernels());
     kernels.extend(nestedkv::gpu::kernels());
+    kernels.extend(attention::gpu::kernels());
     kernels
 }
