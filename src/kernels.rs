@@ -2,13 +2,16 @@
 //! them all and for callers who want to build pipelines ahead of their first use.
 
 use crate::gpu::{self, Kernel, Variant};
-use crate::nsnquant;
+use crate::{nestedkv, nsnquant, primitives};
 
 /// All kernels, each with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
-    vec![
+    let mut kernels = vec![
         (gpu::completion_kernel(), vec![Variant::default()]),
         (nsnquant::gpu::encode_kernel(), nsnquant::gpu::encode_variants()),
         (nsnquant::gpu::decode_kernel(), nsnquant::gpu::decode_variants()),
-    ]
+    ];
+    kernels.extend(primitives::gpu::kernels());
+    kernels.extend(nestedkv::gpu::kernels());
+    kernels
 }

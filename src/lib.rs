@@ -1,6 +1,7 @@
 //! wgkv keeps a transformer's KV cache compressed in GPU memory.
 #![deny(unsafe_code)]
 
+pub mod attention;
 pub mod error;
 pub mod gpu;
 pub mod judge;

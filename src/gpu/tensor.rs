@@ -21,7 +21,8 @@ impl<'a> DeviceTensor<'a> {
     /// # Errors
     /// [`Error::Empty`] for a dimension of 0, [`Error::HeadDim`] for a head dimension that
     /// [`check_head_dim`] refuses, [`Error::Length`] when the slice is shorter than the shape says,
-    /// [`Error::BufferUsage`] for a buffer without `STORAGE`.
+    /// [`Error::OutOfRange`] for 2^32 elements or more, [`Error::BufferUsage`] for a buffer without
+    /// `STORAGE`.
     pub fn new(
         argument: &'static str,
         slice: Slice<'a>,
@@ -39,6 +40,11 @@ impl<'a> DeviceTensor<'a> {
         let got = usize::try_from(slice.size / dtype.bytes() as u64).unwrap_or(usize::MAX);
         if got < expected {
             return Err(Error::Length { argument, got, expected });
+        }
+        // Kernels index elements with 32 bits.
+        if expected > u32::MAX as usize {
+            let (got, max) = (expected as u64, u64::from(u32::MAX));
+            return Err(Error::OutOfRange { argument, got, min: 1, max });
         }
         if !slice.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
             return Err(Error::BufferUsage { argument, usage: "STORAGE" });

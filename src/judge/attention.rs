@@ -2,8 +2,8 @@
 
 use super::tame;
 
-/// What the log of the sum of no weight is given as.
-pub const NO_KEY: f64 = -1e30;
+/// What the log of the sum of no weight is given as: the lowest f32.
+pub const NO_KEY: f64 = -340282346638528859811704183484516925440.0;
 
 /// A cache of rows of any length, decoded.
 #[derive(Clone, Debug, Default)]

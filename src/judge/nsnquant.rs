@@ -51,7 +51,7 @@ fn paley_one(q: usize) -> Vec<Vec<f64>> {
     for row in 1..=q {
         h[row][0] = -1.0;
         for column in 1..=q {
-            let chi = residue(column as i64 - row as i64, q as i64);
+            let chi = residue(row as i64 - column as i64, q as i64);
             h[row][column] = if row == column { 1.0 } else { chi };
         }
     }

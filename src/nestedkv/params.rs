@@ -1,1 +1,193 @@
 //! Parameters of the NestedKV kernels.
+
+use crate::gpu::params;
+
+params! {
+    /// Parameters of `nestedkv/norm`.
+    pub struct NormParams {
+        /// Token rows.
+        count: u32,
+        /// Channels.
+        dim: u32,
+        /// [`crate::shape::Dtype::code`] of the keys.
+        dtype: u32,
+    }
+}
+
+params! {
+    /// Parameters of `nestedkv/anchor`.
+    pub struct AnchorParams {
+        /// Rows.
+        rows: u32,
+        /// Tokens of each row.
+        tokens: u32,
+        /// Channels.
+        dim: u32,
+        /// [`crate::shape::Dtype::code`] of the keys.
+        dtype: u32,
+        /// Tokens of a segment.
+        segment: u32,
+        /// Segments of a row.
+        segments: u32,
+        /// Division by `segments`.
+        segments_multiplier: u32,
+        /// Division by `segments`.
+        segments_shift1: u32,
+        /// Division by `segments`.
+        segments_shift2: u32,
+        /// Workgroups that share a segment.
+        groups: u32,
+        /// Division by `groups`.
+        groups_multiplier: u32,
+        /// Division by `groups`.
+        groups_shift1: u32,
+        /// Division by `groups`.
+        groups_shift2: u32,
+    }
+}
+
+params! {
+    /// Parameters of `nestedkv/mean`.
+    pub struct MeanParams {
+        /// Rows times channels.
+        count: u32,
+        /// Channels.
+        dim: u32,
+        /// Division by `dim`.
+        dim_multiplier: u32,
+        /// Division by `dim`.
+        dim_shift1: u32,
+        /// Division by `dim`.
+        dim_shift2: u32,
+        /// Blocks of a row.
+        blocks: u32,
+        /// Tokens of a row.
+        tokens: f32,
+    }
+}
+
+params! {
+    /// Parameters of `nestedkv/anomaly`.
+    pub struct AnomalyParams {
+        /// Rows.
+        rows: u32,
+        /// Tokens of each row.
+        tokens: u32,
+        /// Channels.
+        dim: u32,
+        /// [`crate::shape::Dtype::code`] of the keys.
+        dtype: u32,
+        /// Workgroups of a row.
+        tiles: u32,
+        /// Division by `tiles`.
+        tiles_multiplier: u32,
+        /// Division by `tiles`.
+        tiles_shift1: u32,
+        /// Division by `tiles`.
+        tiles_shift2: u32,
+        /// Tokens of a block.
+        block: u32,
+        /// Blocks of a row.
+        blocks: u32,
+        /// Division by `block`.
+        block_multiplier: u32,
+        /// Division by `block`.
+        block_shift1: u32,
+        /// Division by `block`.
+        block_shift2: u32,
+        /// Tokens of the trailing window, at most those of a row.
+        window: u32,
+        /// Pieces of a row; 0 when the window is summed token by token.
+        pieces: u32,
+    }
+}
+
+params! {
+    /// Parameters of `nestedkv/spread`.
+    pub struct SpreadParams {
+        /// Scales times rows.
+        lines: u32,
+        /// Tokens of each row.
+        tokens: u32,
+        /// Tokens of the top and of the bottom group.
+        group: u32,
+        /// Largest span that counts as none.
+        flat: f32,
+    }
+}
+
+params! {
+    /// Parameters of `nestedkv/blend`.
+    pub struct BlendParams {
+        /// Rows.
+        rows: u32,
+        /// Tokens of each row.
+        tokens: u32,
+        /// Division by `tokens`.
+        tokens_multiplier: u32,
+        /// Division by `tokens`.
+        tokens_shift1: u32,
+        /// Division by `tokens`.
+        tokens_shift2: u32,
+        /// Weight of a gap.
+        beta: f32,
+        /// Prior of the stable scale.
+        prior_s: f32,
+        /// Prior of the episodic scale.
+        prior_e: f32,
+        /// Prior of the current scale.
+        prior_c: f32,
+    }
+}
+
+params! {
+    /// Parameters of `nestedkv/surprise`.
+    pub struct SurpriseParams {
+        /// Rows.
+        rows: u32,
+        /// Tokens of each row.
+        tokens: u32,
+        /// Largest span that counts as none.
+        flat: f32,
+    }
+}
+
+params! {
+    /// Parameters of `nestedkv/gate`.
+    pub struct GateParams {
+        /// Rows.
+        rows: u32,
+        /// Tokens of each row.
+        tokens: u32,
+        /// Division by `tokens`.
+        tokens_multiplier: u32,
+        /// Division by `tokens`.
+        tokens_shift1: u32,
+        /// Division by `tokens`.
+        tokens_shift2: u32,
+        /// Surprise at which the gate is half open.
+        tau: f32,
+        /// Steepness of the gate.
+        kappa: f32,
+        /// 1 to cut surprise at 0.
+        rectify: u32,
+    }
+}
+
+params! {
+    /// Parameters of `nestedkv/budgets`.
+    pub struct BudgetsParams {
+        /// Sequences.
+        sequences: u32,
+        /// Heads of a sequence.
+        heads: u32,
+        /// Tokens of each row.
+        tokens: u32,
+        /// First tokens of each row, which have the top key.
+        sinks: u32,
+        /// Tokens that each head is sure of.
+        floor: u32,
+        /// Tokens of a sequence beyond the floors.
+        rest: u32,
+    }
+}

@@ -111,3 +111,22 @@ pub fn head_floors(lengths: &[usize], times: usize, total: u64, safeguard: f64) 
     }
     floors.into_iter().map(|floor| floor as u32).collect()
 }
+
+/// Refuses keys and values of different rows or tokens.
+pub(crate) fn check_pair(
+    key_rows: usize,
+    key_tokens: usize,
+    value_rows: usize,
+    value_tokens: usize,
+) -> Result<()> {
+    let pairs = [
+        ("rows of the values", value_rows, key_rows),
+        ("tokens of the values", value_tokens, key_tokens),
+    ];
+    for (argument, got, expected) in pairs {
+        if got != expected {
+            return Err(Error::Mismatch { argument, got, expected, reference: "the keys" });
+        }
+    }
+    Ok(())
+}

@@ -94,8 +94,7 @@ fn check(argument: &'static str, book: &[f32]) -> Result<()> {
     }
     for (row, centroid) in book.chunks_exact(PIECE).enumerate() {
         let norm = centroid.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
-        // Written so that NaN fails.
-        if !((norm - 1.0).abs() <= NORM_SLACK) {
+        if norm.is_nan() || (norm - 1.0).abs() > NORM_SLACK {
             return Err(Error::Codebook { argument, row, norm });
         }
     }

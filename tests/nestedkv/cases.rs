@@ -3,10 +3,12 @@
 
 use half::{bf16, f16};
 use serde_json::Value;
-use wgkv::nestedkv::ScoreConfig;
+use wgkv::gpu::{DeviceTensor, Slice};
+use wgkv::nestedkv::cpu::Kept;
+use wgkv::nestedkv::{EvictConfig, ScoreConfig, gpu};
 use wgkv::shape::{Dtype, Elements, Tensor};
 
-use crate::support::golden::Golden;
+use crate::support::{self, golden::Golden};
 
 /// Keys or values in one of the three types.
 #[derive(Clone, Debug)]
@@ -111,4 +113,55 @@ pub fn uniform(seed: u32, len: usize) -> Vec<f32> {
                 - 1.0
         })
         .collect()
+}
+
+/// Scores of the GPU path, downloaded.
+pub struct GpuScores {
+    pub score: Vec<f32>,
+    pub scales: [Vec<f32>; 3],
+    pub blend: Vec<f32>,
+}
+
+/// Uploads keys, records, waits and downloads the scores.
+pub fn gpu_scores(
+    keys: &Data,
+    rows: usize,
+    tokens: usize,
+    dim: usize,
+    config: &ScoreConfig,
+) -> GpuScores {
+    let context = support::context();
+    let buffer = context.upload("keys", keys.view().bytes()).expect("a buffer");
+    let dtype = keys.view().dtype();
+    let tensor =
+        DeviceTensor::new("keys", Slice::all(&buffer), dtype, rows, tokens, dim).expect("a tensor");
+    let scores = support::run(|rec| gpu::score(rec, &tensor, config)).expect("scores");
+    let scales: Vec<f32> = support::download_as(&scores.scales);
+    let part = |k: usize| scales[k * rows * tokens..(k + 1) * rows * tokens].to_vec();
+    GpuScores {
+        score: support::download_as(&scores.score),
+        scales: [part(0), part(1), part(2)],
+        blend: support::download_as(&scores.blend),
+    }
+}
+
+/// Uploads scores, records the selection, waits and downloads it.
+pub fn gpu_keep(scores: &[f32], rows: usize, tokens: usize, config: &EvictConfig) -> Kept {
+    let buffer =
+        support::context().upload("scores", bytemuck::cast_slice(scores)).expect("a buffer");
+    let kept = support::run(|rec| gpu::keep(rec, Slice::all(&buffer), rows, tokens, config))
+        .expect("a selection");
+    let offsets: Vec<u32> = support::download_as(&kept.offsets);
+    let mut positions: Vec<u32> = support::download_as(&kept.positions);
+    positions.truncate(kept.total as usize);
+    let mut sources: Vec<u32> = support::download_as(&kept.sources);
+    sources.truncate(kept.total as usize);
+    let budgets: Vec<u32> = support::download_as(&kept.budgets);
+    for row in 0..rows {
+        assert_eq!(offsets[row + 1] - offsets[row], budgets[row]);
+        for at in offsets[row] as usize..offsets[row + 1] as usize {
+            assert_eq!(sources[at], (row * tokens) as u32 + positions[at]);
+        }
+    }
+    Kept { offsets, positions, sinks_only: kept.sinks_only }
 }

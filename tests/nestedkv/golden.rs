@@ -3,7 +3,7 @@
 use wgkv::nestedkv::cpu::{self, Kept, Scores};
 use wgkv::nestedkv::{Budget, EvictConfig};
 
-use super::cases::{Case, cases};
+use super::cases::{Case, cases, gpu_keep, gpu_scores};
 use crate::support::golden::{Golden, index};
 
 fn evict_config(case: &Case, budget: u32, sinks: u32) -> EvictConfig {
@@ -93,6 +93,26 @@ fn cpu_scores_and_selections() {
         seen += 1;
     }
     assert!(seen >= 5, "{seen} cases");
+}
+
+#[test]
+fn gpu_scores_and_selections() {
+    let file = Golden::open("nestedkv_cases.safetensors");
+    for case in cases(&file, &index()) {
+        let got = gpu_scores(&case.keys, case.rows, case.tokens, case.dim, &case.config);
+        let [s, e, c] = &got.scales;
+        check_scores(&file, &case, &got.score, &got.blend, [s, e, c]);
+        for kept in case.index["kept"].as_array().expect("kept sets") {
+            let sinks = kept["n_sink"].as_u64().expect("sinks") as u32;
+            let budget = kept["budget"].as_u64().expect("a budget") as u32;
+            let config = evict_config(&case, budget, sinks);
+            let got_kept = gpu_keep(&got.score, case.rows, case.tokens, &config);
+            let tensor = kept["truth_tensor"].as_str().expect("a name");
+            check_kept(&file, &case, tensor, sinks as usize, &got_kept);
+            let same = cpu::keep(&got.score, case.rows, case.tokens, &config);
+            assert_eq!(got_kept, same.expect("a selection"), "{tensor}");
+        }
+    }
 }
 
 #[test]

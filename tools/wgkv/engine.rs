@@ -69,6 +69,16 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// Where the work runs, in words.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Cpu => "cpu".into(),
+            Self::Gpu(gpu) => describe(&gpu.info),
+        }
+    }
+}
+
 impl Gpu {
     fn open(adapter: &wgpu::Adapter) -> Result<Self, String> {
         let descriptor = wgpu::DeviceDescriptor {
@@ -94,6 +104,12 @@ impl Gpu {
         let context = Context::new(&device, &queue, &ContextDescriptor::default())
             .map_err(|e| e.to_string())?;
         Ok(Self { context, info: adapter.get_info(), fault })
+    }
+
+    /// Bytes of the largest binding, and so of the largest tensor.
+    pub fn binding_limit(&self) -> u64 {
+        let limits = self.context.device().limits();
+        limits.max_storage_buffer_binding_size.min(limits.max_buffer_size / 2)
     }
 
     /// Records work with `record`, runs it, and hands back the bytes of the read-backs it asked for.

@@ -60,7 +60,7 @@ pub fn run(args: &InspectArgs, common: &Common) -> Result<(), Fail> {
     }
     print(&format!("{}: {words}, {} bytes", source.name(), source.bytes()))?;
     for (key, value) in &header.metadata {
-        print(&format!("  {} = {}", shown(key), shown(value)))?;
+        print(&format!("  {} = {}", shown(key), readable(value)))?;
     }
     if let Some(bits) = detail {
         print(&format!("  {bits:.3} bits per element"))?;
@@ -79,4 +79,9 @@ pub fn run(args: &InspectArgs, common: &Common) -> Result<(), Fail> {
         print(&line)?;
     }
     Ok(())
+}
+
+/// A value of the metadata on one line.
+fn readable(value: &str) -> String {
+    value.split_inclusive(|_| true).map(shown).collect()
 }

@@ -3,13 +3,21 @@
 #![allow(dead_code, unused_imports, reason = "verbs that use the rest follow")]
 
 mod args;
+mod attend;
 mod budgets;
+mod compress;
+mod device;
 mod doctor;
 mod engine;
 mod file;
 mod inspect;
+mod jobs;
 mod layers;
+mod nested;
 mod packed;
+mod packing;
+mod quant;
+mod ragged;
 mod replay;
 mod report;
 
@@ -40,9 +48,14 @@ fn run(cli: &Cli) -> Result<(), Fail> {
     match &cli.verb {
         Verb::Doctor => doctor::run(&cli.common),
         Verb::Budgets(args) => budgets::run(args, &cli.common),
+        Verb::Score(args) => nested::score(args, &cli.common),
+        Verb::Evict(args) => nested::evict(args, &cli.common),
+        Verb::Quantize(args) => quant::quantize(args, &cli.common),
+        Verb::Dequantize(args) => quant::dequantize(args, &cli.common),
+        Verb::Compress(args) => compress::run(args, &cli.common),
+        Verb::Attend(args) => attend::run(args, &cli.common),
         Verb::Replay(args) => replay::run(args, &cli.common),
         Verb::Inspect(args) => inspect::run(args, &cli.common),
-        _ => Err(Fail::input("this verb is not there yet")),
     }
 }
 

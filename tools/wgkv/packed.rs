@@ -1,8 +1,311 @@
 //! The packed cache file.
+//!
+//! Row `b * heads + h` of a layer holds, in order of position: the sinks (raw), the packed chunks,
+//! the rest (raw). Per layer `<i>`:
+//!
+//! | tensor | type | shape |
+//! |---|---|---|
+//! | `layers.<i>.offsets` | U32 | `[rows + 1]`, token rows of each row, packed or raw |
+//! | `layers.<i>.pages_offsets` | U32 | `[rows + 1]`, pages of each row |
+//! | `layers.<i>.positions` | U32 | `[token rows]`, only after eviction |
+//! | `layers.<i>.k.pages`, `.v.pages` | U32 | `[pages, words of a page]` |
+//! | `layers.<i>.k.raw`, `.v.raw` | F16 or BF16 | `[raw token rows, D]` |
+//!
+//! and once `codebook_signed`, `codebook_magnitude` F32 `[256, 8]`. The metadata hold `format`,
+//! `version`, `profile` and per layer, under `layers.<i>`, the numbers of [`Note`] as JSON.
 
-use crate::file::Header;
+use std::io::{Read, Seek};
+use std::sync::Arc;
 
-/// Bits per element of a packed file over keys and values, from the header alone.
-pub fn summary(_header: &Header) -> Option<f64> {
-    None
+use serde::{Deserialize, Serialize};
+use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE, PageLayout};
+use wgkv::nsnquant::{Codebook, Codec};
+use wgkv::shape::check_offsets;
+
+use crate::file::{Data, Fail, FileDtype, Header, Output, Payload, Source, shown};
+use crate::layers::{Names, layer_tensor};
+use crate::ragged::{check_positions, to_json};
+
+/// Name of the format in the metadata.
+const FORMAT: &str = "wgkv-packed";
+/// The version that this program writes and reads.
+const VERSION: &str = "1";
+
+/// The numbers that describe a packed layer.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Note {
+    pub batch: usize,
+    pub heads: usize,
+    /// Tokens that each sequence has seen, evicted ones included.
+    pub tokens: usize,
+    pub k_dim: usize,
+    pub v_dim: usize,
+    pub k_bits: u32,
+    pub v_bits: u32,
+    pub chunk: usize,
+    pub sinks: usize,
+    pub recent: usize,
+}
+
+/// Keys or values of a packed layer.
+#[derive(Clone, Debug)]
+pub struct Side {
+    pub codec: Codec,
+    /// `[pages, words]`.
+    pub pages: Vec<u32>,
+    /// `[raw token rows, D]`: of each row the sinks, then the tail.
+    pub raw: Data,
+}
+
+/// A packed layer.
+#[derive(Clone, Debug)]
+pub struct Packed {
+    pub note: Note,
+    /// `[rows + 1]`, in token rows.
+    pub offsets: Vec<u32>,
+    /// `[rows + 1]`, in pages.
+    pub page_offsets: Vec<u32>,
+    /// Position of each token row; none when nothing was evicted.
+    pub positions: Option<Vec<u32>>,
+    pub k: Side,
+    pub v: Side,
+}
+
+/// Where the rows of one head lie.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Token rows, counted over all heads, that are sinks.
+    pub sinks: core::ops::Range<usize>,
+    /// Token rows that are packed.
+    pub packed: core::ops::Range<usize>,
+    /// Token rows behind the packed ones.
+    pub tail: core::ops::Range<usize>,
+}
+
+/// Where the rows of each head lie, from the counts.
+pub fn places(offsets: &[u32], page_offsets: &[u32], sinks: usize, chunk: usize) -> Vec<Place> {
+    offsets
+        .windows(2)
+        .zip(page_offsets.windows(2))
+        .map(|(rows, pages)| {
+            let (start, end) = (rows[0] as usize, rows[1] as usize);
+            let first = (start + sinks).min(end);
+            let last = first + chunk * (pages[1] - pages[0]) as usize;
+            Place { sinks: start..first, packed: first..last, tail: last..end }
+        })
+        .collect()
+}
+
+impl Packed {
+    /// Where the rows of each head lie.
+    pub fn places(&self) -> Vec<Place> {
+        places(&self.offsets, &self.page_offsets, self.note.sinks, self.note.chunk)
+    }
+
+    /// Rows: sequences times heads.
+    pub fn rows(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// `[rows + 1]`, in raw token rows.
+    pub fn raw_offsets(&self) -> Vec<u32> {
+        let chunk = self.note.chunk as u32;
+        self.offsets
+            .iter()
+            .zip(&self.page_offsets)
+            .map(|(rows, pages)| rows - pages * chunk)
+            .collect()
+    }
+
+    /// Position of every token row.
+    pub fn all_positions(&self) -> Vec<u32> {
+        match &self.positions {
+            Some(positions) => positions.clone(),
+            None => self.offsets.windows(2).flat_map(|row| 0..row[1] - row[0]).collect(),
+        }
+    }
+
+    /// Adds the layer to a packed file.
+    pub fn write(self, layer: u32, output: &mut Output) -> Result<(), Fail> {
+        output.note("format", FORMAT);
+        output.note("version", VERSION);
+        output.note("profile", "compat");
+        output.note(format!("layers.{layer}"), to_json(&self.note)?);
+        let name = |tensor: &str| format!("layers.{layer}.{tensor}");
+        let raw = self.raw_offsets().last().copied().unwrap_or(0) as usize;
+        let pages = self.page_offsets.last().copied().unwrap_or(0) as usize;
+        for (tensor, side) in [("k", self.k), ("v", self.v)] {
+            let layout = *side.codec.layout();
+            let pages_shape = [pages, layout.words()];
+            output.put(name(&format!("{tensor}.pages")), &pages_shape, Payload::U32(side.pages));
+            let raw_shape = [raw, layout.head_dim()];
+            output.put(name(&format!("{tensor}.raw")), &raw_shape, Payload::from(side.raw));
+        }
+        if let Some(positions) = self.positions {
+            output.put(name("positions"), &[positions.len()], Payload::U32(positions));
+        }
+        output.put(name("offsets"), &[self.offsets.len()], Payload::U32(self.offsets));
+        let count = self.page_offsets.len();
+        output.put(name("pages_offsets"), &[count], Payload::U32(self.page_offsets));
+        Ok(())
+    }
+
+    /// Reads a layer.
+    pub fn read<R: Read + Seek>(
+        source: &mut Source<R>,
+        layer: u32,
+        names: &Names,
+        codebook: &Arc<Codebook>,
+    ) -> Result<Self, Fail> {
+        let key = format!("layers.{layer}");
+        let name = |tensor: &str| names.get(tensor).cloned().unwrap_or(format!("{key}.{tensor}"));
+        let note = note(source.header(), layer).map_err(|why| source.fail(&key, why))?;
+        let codec = |argument, dim, bits| -> Result<Codec, Fail> {
+            let layout = PageLayout::new(argument, dim, Bits::new("bits", bits)?, note.chunk)?;
+            Ok(Codec::new(layout, codebook.clone())?)
+        };
+        let codecs = [("k_dim", note.k_dim, note.k_bits), ("v_dim", note.v_dim, note.v_bits)]
+            .map(|(argument, dim, bits)| codec(argument, dim, bits));
+        let [k_codec, v_codec] = codecs.map(|c| c.map_err(|e| e.at(&key).at(source.name())));
+        let (k_codec, v_codec) = (k_codec?, v_codec?);
+
+        let (offsets_name, pages_name) = (name("offsets"), name("pages_offsets"));
+        let (_, offsets) = source.exactly::<u32>(&offsets_name, FileDtype::U32, 1)?;
+        let (_, page_offsets) = source.exactly::<u32>(&pages_name, FileDtype::U32, 1)?;
+        let Some(rows) = note.batch.checked_mul(note.heads).filter(|&rows| rows > 0) else {
+            return Err(source.fail(&key, "the metadata say no rows"));
+        };
+        if rows != offsets.len().saturating_sub(1) {
+            let message = format!("has {} entries, expected {} and 1", offsets.len(), rows);
+            return Err(source.fail(&offsets_name, message));
+        }
+        let total = offsets[rows] as usize;
+        let pages = source.entry(&name("k.pages"), 2)?.shape[0];
+        check_offsets("offsets", &offsets, rows, total)
+            .map_err(|e| Fail::from(e).at(shown(&offsets_name)).at(source.name()))?;
+        check_offsets("pages_offsets", &page_offsets, rows, pages)
+            .map_err(|e| Fail::from(e).at(shown(&pages_name)).at(source.name()))?;
+        for (row, (ends, pages)) in offsets.windows(2).zip(page_offsets.windows(2)).enumerate() {
+            let length = u64::from(ends[1] - ends[0]);
+            let room = length.saturating_sub(note.sinks as u64);
+            let packed = u64::from(pages[1] - pages[0]) * note.chunk as u64;
+            if packed > room || length > note.tokens as u64 {
+                let message = format!(
+                    "row {row} has {length} token rows, {packed} of them packed, of {} tokens",
+                    note.tokens
+                );
+                return Err(source.fail(&pages_name, message));
+            }
+        }
+        let positions = if names.contains_key("positions") {
+            let list_name = name("positions");
+            let (_, positions) = source.exactly::<u32>(&list_name, FileDtype::U32, 1)?;
+            if positions.len() != total {
+                let message = format!("has {} entries, expected {total}", positions.len());
+                return Err(source.fail(&list_name, message));
+            }
+            check_positions(&offsets, &positions).map_err(|why| source.fail(&list_name, why))?;
+            if let Some(&position) = positions.iter().find(|&&p| p as usize >= note.tokens) {
+                let message = format!("has position {position} of {} tokens", note.tokens);
+                return Err(source.fail(&list_name, message));
+            }
+            Some(positions)
+        } else {
+            if let Some(row) =
+                offsets.windows(2).position(|r| (r[1] - r[0]) as usize != note.tokens)
+            {
+                let message = format!("row {row} is not whole, but there are no positions");
+                return Err(source.fail(&offsets_name, message));
+            }
+            None
+        };
+        let raw = total - pages * note.chunk;
+        let k = side(source, &name("k.pages"), &name("k.raw"), k_codec, pages, raw)?;
+        let v = side(source, &name("v.pages"), &name("v.raw"), v_codec, pages, raw)?;
+        Ok(Self { note, offsets, page_offsets, positions, k, v })
+    }
+}
+
+fn side<R: Read + Seek>(
+    source: &mut Source<R>,
+    pages_name: &str,
+    raw_name: &str,
+    codec: Codec,
+    pages: usize,
+    raw: usize,
+) -> Result<Side, Fail> {
+    let layout = *codec.layout();
+    for (name, shape) in
+        [(pages_name, [pages, layout.words()]), (raw_name, [raw, layout.head_dim()])]
+    {
+        let got = source.entry(name, 2)?.shape;
+        if got != shape {
+            return Err(source.fail(name, format!("has shape {got:?}, expected {shape:?}")));
+        }
+    }
+    let (_, pages) = source.exactly::<u32>(pages_name, FileDtype::U32, 2)?;
+    let (_, raw) = source.floats(raw_name, 2)?;
+    Ok(Side { codec, pages, raw })
+}
+
+/// What the metadata say of a layer.
+fn note(header: &Header, layer: u32) -> Result<Note, String> {
+    match header.metadata.get("version").map(String::as_str) {
+        Some(VERSION) => {}
+        Some(other) => {
+            return Err(format!("version {} of the packed format is not read", shown(other)));
+        }
+        None => return Err("the metadata name no version".into()),
+    }
+    if header.metadata.get("profile").is_some_and(|profile| profile != "compat") {
+        return Err("only the profile compat is read".into());
+    }
+    let text =
+        header.metadata.get(&format!("layers.{layer}")).ok_or("the metadata do not describe it")?;
+    serde_json::from_str(text).map_err(|e| format!("the metadata are not valid: {e}"))
+}
+
+/// Adds a codebook to a file.
+pub fn write_codebook(codebook: &Codebook, output: &mut Output) {
+    for (name, bits) in [("codebook_signed", Bits::One), ("codebook_magnitude", Bits::Two)] {
+        let rows = codebook.rows(bits).to_vec();
+        output.put(name, &[CODEBOOK_ROWS, PIECE], Payload::F32(rows));
+    }
+}
+
+/// Reads the codebook of a file.
+pub fn read_codebook<R: Read + Seek>(source: &mut Source<R>) -> Result<Arc<Codebook>, Fail> {
+    let mut book = |name: &str| {
+        let (shape, rows) = source.exactly::<f32>(name, FileDtype::F32, 2)?;
+        if shape != [CODEBOOK_ROWS, PIECE] {
+            let message = format!("has shape {shape:?}, expected [{CODEBOOK_ROWS}, {PIECE}]");
+            return Err(source.fail(name, message));
+        }
+        Ok(rows)
+    };
+    let (signed, magnitude) = (book("codebook_signed")?, book("codebook_magnitude")?);
+    let codebook =
+        Codebook::new(&signed, &magnitude).map_err(|e| Fail::from(e).at(source.name()))?;
+    Ok(Arc::new(codebook))
+}
+
+/// Bits per element of a packed file over keys and values, raw rows and positions counted, from the
+/// header alone.
+pub fn summary(header: &Header) -> Option<f64> {
+    let (mut bytes, mut elements) = (0u64, 0u64);
+    for (name, entry) in &header.tensors {
+        let Some((layer, tensor)) = layer_tensor(name) else { continue };
+        bytes = bytes.checked_add(entry.end - entry.begin)?;
+        if let Some((side, part)) = tensor.split_once('.')
+            && matches!(side, "k" | "v")
+        {
+            let note = note(header, layer).ok()?;
+            let dim = if side == "k" { note.k_dim } else { note.v_dim };
+            let tokens = if part == "pages" { note.chunk } else { 1 };
+            let count = (*entry.shape.first()? as u64).checked_mul(tokens as u64)?;
+            elements = elements.checked_add(count.checked_mul(dim as u64)?)?;
+        }
+    }
+    (elements > 0).then(|| 8.0 * bytes as f64 / elements as f64)
 }

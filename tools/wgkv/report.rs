@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::args::Common;
 use crate::file::Fail;
 
 /// Writes a line to standard error. A closed standard error is no reason to stop.
@@ -56,4 +57,25 @@ pub fn table(rows: &[Vec<String>]) -> Vec<String> {
             cells.join("  ").trim_end().to_string()
         })
         .collect()
+}
+
+/// Prints a report as the options ask for it.
+pub fn finish(
+    common: &Common,
+    report: serde_json::Value,
+    rows: &[Vec<String>],
+) -> Result<(), Fail> {
+    if common.json {
+        return print(&report.to_string());
+    }
+    table(rows).iter().try_for_each(|line| print(line))
+}
+
+/// Counts in short: one number when they are equal, else smallest to largest.
+pub fn spread(counts: &[u32]) -> String {
+    match (counts.iter().min(), counts.iter().max()) {
+        (Some(least), Some(most)) if least == most => least.to_string(),
+        (Some(least), Some(most)) => format!("{least} to {most}"),
+        _ => "none".into(),
+    }
 }

@@ -6,7 +6,7 @@ use super::budgets::share;
 use super::score::score_batched;
 use crate::error::{Error, Result};
 use crate::nestedkv::config::{Budget, EvictConfig};
-use crate::nestedkv::plan::KeepPlan;
+use crate::nestedkv::plan::{KeepPlan, check_pair};
 use crate::primitives::cpu::{compact, gather as rows, scan, select};
 use crate::primitives::order::{SINK_KEY, order_key};
 use crate::primitives::parallel;
@@ -145,22 +145,4 @@ pub fn compress_prefill_per_head(
         });
     }
     compress_prefill(keys, values, cfg)
-}
-
-pub(super) fn check_pair(
-    key_rows: usize,
-    key_tokens: usize,
-    value_rows: usize,
-    value_tokens: usize,
-) -> Result<()> {
-    let pairs = [
-        ("rows of the values", value_rows, key_rows),
-        ("tokens of the values", value_tokens, key_tokens),
-    ];
-    for (argument, got, expected) in pairs {
-        if got != expected {
-            return Err(Error::Mismatch { argument, got, expected, reference: "the keys" });
-        }
-    }
-    Ok(())
 }

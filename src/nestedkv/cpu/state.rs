@@ -2,10 +2,11 @@
 
 use half::{bf16, f16};
 
-use super::evict::{Kept, check_pair, keep};
+use super::evict::{Kept, keep};
 use super::score::score_rows;
 use crate::error::{Error, Result};
 use crate::nestedkv::config::{Budget, EvictConfig};
+use crate::nestedkv::plan::check_pair;
 use crate::primitives::cpu::gather::gather;
 use crate::primitives::parallel;
 use crate::shape::{Dtype, Elements, Tensor, check_head_dim};

@@ -41,7 +41,17 @@ impl From<Error> for Fail {
 /// A name out of a file, fit for a terminal: control characters escaped, long names cut.
 pub fn shown(name: &str) -> String {
     const LONGEST: usize = 80;
-    let mut text: String = name.chars().take(LONGEST).flat_map(char::escape_debug).collect();
+    let mut text = String::new();
+    for c in name.chars().take(LONGEST) {
+        // Format characters can turn the line around as control characters can.
+        if c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+        {
+            text.extend(c.escape_unicode());
+        } else {
+            text.push(c);
+        }
+    }
     if name.chars().nth(LONGEST).is_some() {
         text.push_str("...");
     }

@@ -1,0 +1,238 @@
+//! Partial states over the packed pages of a row, read as they are.
+
+use half::f16;
+
+use super::math::{dot, dot_tile, weigh_tile};
+use super::merge::Partial;
+use super::rotate::Block;
+use super::{BLOCK, SPLIT, TILE, map, splits};
+use crate::attention::plan::{Plan, UNSEEN};
+use crate::attention::view::PackedView;
+use crate::layout::{Bits, CODEBOOK_ROWS, PIECE, PageLayout, decode_scale};
+use crate::nsnquant::Codec;
+
+/// Smallest norm that a token's centroids are divided by.
+const MIN_NORM: f32 = 1e-8;
+
+/// Sign bits of four channels, by the four bits of a sign mask.
+const FLIPS: [[u32; 4]; 16] = {
+    let mut flips = [[0; 4]; 16];
+    let mut mask = 0;
+    while mask < 16 {
+        let mut channel = 0;
+        while channel < 4 {
+            flips[mask][channel] = ((!mask >> channel & 1) as u32) << 31;
+            channel += 1;
+        }
+        mask += 1;
+    }
+    flips
+};
+
+/// Squared norms of the centroids of the books in use.
+pub(super) struct Tables {
+    keys: Book,
+    values: Book,
+}
+
+struct Book {
+    squares: Vec<f32>,
+}
+
+impl Book {
+    fn new(codec: &Codec) -> Self {
+        let rows = codec.codebook().rows(codec.layout().bits());
+        debug_assert_eq!(rows.len(), CODEBOOK_ROWS * PIECE);
+        let squares = rows
+            .chunks_exact(PIECE)
+            .map(|c| {
+                ((c[0] * c[0] + c[1] * c[1]) + (c[2] * c[2] + c[3] * c[3]))
+                    + ((c[4] * c[4] + c[5] * c[5]) + (c[6] * c[6] + c[7] * c[7]))
+            })
+            .collect();
+        Self { squares }
+    }
+}
+
+impl Tables {
+    pub(super) fn new(packed: &PackedView<'_>) -> Self {
+        Self { keys: Book::new(packed.keys), values: Book::new(packed.values) }
+    }
+}
+
+/// Tokens of a tile, looked up and not yet scaled.
+struct Tile {
+    /// Centroids with their signs, in the Hadamard domain, `[tokens, head_dim]`.
+    rows: Vec<f32>,
+    s1: [f32; TILE],
+    /// `s2` times the gain that brings a token's centroids to norm sqrt(head_dim).
+    s2: [f32; TILE],
+}
+
+impl Tile {
+    fn new(dim: usize) -> Self {
+        Self { rows: vec![0.0; TILE * dim], s1: [0.0; TILE], s2: [0.0; TILE] }
+    }
+
+    fn read(&mut self, codec: &Codec, book: &Book, page: &[u32], tokens: core::ops::Range<usize>) {
+        let layout = codec.layout();
+        let (dim, pieces) = (layout.head_dim(), layout.pieces());
+        let rows = codec.codebook().rows(layout.bits());
+        let norm = (dim as f32).sqrt();
+        for (at, token) in tokens.enumerate() {
+            let mut square = 0.0;
+            let out = &mut self.rows[at * dim..(at + 1) * dim];
+            for (piece, out) in out.chunks_exact_mut(PIECE).enumerate() {
+                let byte = token * pieces + piece;
+                let index = usize::from(PageLayout::byte(page, 0, byte));
+                let row = &rows[index * PIECE..(index + 1) * PIECE];
+                square += book.squares[index];
+                match layout.bits() {
+                    Bits::One => out.copy_from_slice(row),
+                    Bits::Two => {
+                        let mask = PageLayout::byte(page, layout.sign_offset(), byte);
+                        let low = FLIPS[usize::from(mask & 15)];
+                        let high = FLIPS[usize::from(mask >> 4)];
+                        for channel in 0..4 {
+                            let flipped = row[channel].to_bits() ^ low[channel];
+                            out[channel] = f32::from_bits(flipped);
+                        }
+                        for channel in 0..4 {
+                            let flipped = row[4 + channel].to_bits() ^ high[channel];
+                            out[4 + channel] = f32::from_bits(flipped);
+                        }
+                    }
+                }
+            }
+            let half = |vector| PageLayout::half(page, vector, token);
+            self.s1[at] = finite(decode_scale(half(layout.s1_offset())));
+            let s2 = finite(read_half(half(layout.s2_offset())));
+            self.s2[at] = s2 * (norm / square.sqrt().max(MIN_NORM));
+        }
+    }
+}
+
+fn read_half(bits: u16) -> f32 {
+    f16::from_bits(bits).to_f32()
+}
+
+/// A page that was not made by an encoder may hold a non-finite number, which reads as 0.
+fn finite(value: f32) -> f32 {
+    if value.is_finite() { value } else { 0.0 }
+}
+
+fn means(codec: &Codec, page: &[u32], out: &mut [f32]) {
+    let vector = codec.layout().o_offset();
+    for (channel, out) in out.iter_mut().enumerate() {
+        *out = finite(read_half(PageLayout::half(page, vector, channel)));
+    }
+}
+
+/// One partial state for each split of the pages of a row.
+pub(super) fn partials(
+    plan: &Plan,
+    packed: &PackedView<'_>,
+    tables: &Tables,
+    row: usize,
+    block: &Block<'_>,
+) -> Vec<Partial> {
+    let range = packed.page_offsets[row] as usize..packed.page_offsets[row + 1] as usize;
+    let chunk = packed.keys.layout().chunk();
+    map(splits(range, (SPLIT / chunk).max(1)), |pages| {
+        let mut worker = Worker::new(plan, packed, tables, block);
+        for page in pages {
+            worker.page(page);
+        }
+        worker.partial
+    })
+}
+
+struct Worker<'a> {
+    plan: &'a Plan,
+    packed: &'a PackedView<'a>,
+    tables: &'a Tables,
+    block: &'a Block<'a>,
+    partial: Partial,
+    keys: Tile,
+    values: Tile,
+    /// Means of the page at hand.
+    means: Vec<f32>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(
+        plan: &'a Plan,
+        packed: &'a PackedView<'a>,
+        tables: &'a Tables,
+        block: &'a Block<'a>,
+    ) -> Self {
+        Self {
+            plan,
+            packed,
+            tables,
+            block,
+            partial: Partial::new(block.scales.len(), plan.head_dim_v, true),
+            keys: Tile::new(plan.head_dim_k),
+            values: Tile::new(plan.head_dim_v),
+            means: vec![0.0; plan.head_dim_k.max(plan.head_dim_v)],
+        }
+    }
+
+    fn page(&mut self, page: usize) {
+        let (dim_k, dim_v) = (self.plan.head_dim_k, self.plan.head_dim_v);
+        let count = self.block.scales.len();
+        let (keys, values) = (self.packed.keys.layout(), self.packed.values.layout());
+        let key_page = &self.packed.key_pages[page * keys.words()..(page + 1) * keys.words()];
+        let value_page =
+            &self.packed.value_pages[page * values.words()..(page + 1) * values.words()];
+        means(self.packed.keys, key_page, &mut self.means[..dim_k]);
+        let mut shared = [0.0; BLOCK];
+        for (query, shared) in shared[..count].iter_mut().enumerate() {
+            let plain = &self.block.plain[query * dim_k..(query + 1) * dim_k];
+            *shared = dot(plain, &self.means[..dim_k]);
+        }
+        means(self.packed.values, value_page, &mut self.means[..dim_v]);
+        let mut logits = [[0.0; TILE]; BLOCK];
+        for tile in splits(0..keys.chunk(), TILE) {
+            let tokens = tile.len();
+            self.keys.read(self.packed.keys, &self.tables.keys, key_page, tile.clone());
+            let rows = &self.keys.rows[..tokens * dim_k];
+            dot_tile(self.block.rotated, count, rows, dim_k, &mut logits);
+            for (query, logits) in logits[..count].iter_mut().enumerate() {
+                let limit = self.plan.limit_of(self.block.queries.start + query);
+                let scale = &self.block.scales[query];
+                for (at, logit) in logits[..tokens].iter_mut().enumerate() {
+                    let position = page * keys.chunk() + tile.start + at;
+                    let seen =
+                        limit.is_none_or(|limit| self.packed.page_positions[position] <= limit);
+                    let dot = self.keys.s1[at] * (self.keys.s2[at] * *logit + shared[query]);
+                    *logit = if seen { scale.logit(dot) } else { UNSEEN };
+                }
+            }
+            if self.partial.weigh(&mut logits, tokens) {
+                self.values.read(self.packed.values, &self.tables.values, value_page, tile);
+                self.add(&mut logits, tokens);
+            }
+        }
+    }
+
+    /// Adds the values of a tile, given the weights of its tokens.
+    fn add(&mut self, weights: &mut [[f32; TILE]; BLOCK], tokens: usize) {
+        let dim = self.plan.head_dim_v;
+        let count = self.block.scales.len();
+        for (query, weights) in weights[..count].iter_mut().enumerate() {
+            let mut total = 0.0;
+            for (at, weight) in weights[..tokens].iter_mut().enumerate() {
+                let scaled = *weight * self.values.s1[at];
+                total += scaled;
+                *weight = scaled * self.values.s2[at];
+            }
+            let sums = &mut self.partial.plain[query * dim..(query + 1) * dim];
+            for (sum, mean) in sums.iter_mut().zip(&self.means) {
+                *sum += total * mean;
+            }
+        }
+        let rows = &self.values.rows[..tokens * dim];
+        weigh_tile(&mut self.partial.rotated, weights, count, rows, dim);
+    }
+}

@@ -1,0 +1,104 @@
+//! Prepares queries: brings each to a fixed size by a power of two and makes `H q` of it.
+
+use core::ops::Range;
+
+use super::map;
+use super::math::{power, times_power};
+use crate::attention::plan::{MIN_EXPONENT, Plan, QUERY_EXPONENT};
+use crate::nsnquant::Codec;
+use crate::shape::Elements;
+
+/// How the dot products of one query become logits to base 2: limited to ±`limit`, then times
+/// `factor`, then times `boost`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale {
+    /// Limit of a dot product.
+    pub limit: f32,
+    /// First factor.
+    pub factor: f32,
+    /// Second factor, a power of two: both together may be beyond f32.
+    pub boost: f32,
+}
+
+impl Scale {
+    /// The logit of a dot product.
+    pub(super) fn logit(&self, dot: f32) -> f32 {
+        dot.clamp(-self.limit, self.limit) * self.factor * self.boost
+    }
+}
+
+/// Queries ready for use.
+pub struct Prepared {
+    plain: Vec<f32>,
+    rotated: Vec<f32>,
+    scales: Vec<Scale>,
+}
+
+/// Queries of one block.
+pub struct Block<'a> {
+    /// Number within the row of each query.
+    pub(super) queries: Range<usize>,
+    /// The queries `[queries, head_dim_k]`.
+    pub(super) plain: &'a [f32],
+    /// `H q` of each, `[queries, head_dim_k]`; empty where nothing is packed.
+    pub(super) rotated: &'a [f32],
+    /// How their dot products become logits.
+    pub(super) scales: &'a [Scale],
+}
+
+impl Prepared {
+    /// The queries of a row in a range.
+    pub(super) fn block(&self, plan: &Plan, row: usize, queries: Range<usize>) -> Block<'_> {
+        let all = row * plan.per_row + queries.start..row * plan.per_row + queries.end;
+        let values = all.start * plan.head_dim_k..all.end * plan.head_dim_k;
+        Block {
+            queries,
+            plain: &self.plain[values.clone()],
+            rotated: if self.rotated.is_empty() { &[] } else { &self.rotated[values] },
+            scales: &self.scales[all],
+        }
+    }
+}
+
+/// Prepares all queries; `H q` is made where there is a codec.
+pub(super) fn prepare(plan: &Plan, data: Elements<'_>, codec: Option<&Codec>) -> Prepared {
+    let dim = plan.head_dim_k;
+    let rows = map((0..plan.queries()).collect(), |query| {
+        let mut plain = vec![0.0; dim];
+        data.read(query * dim, &mut plain);
+        let exponent = plain
+            .iter()
+            .fold(MIN_EXPONENT, |top, x| top.max((x.to_bits() >> 23 & 255) as i32 - 127));
+        for x in &mut plain {
+            *x = times_power(*x, QUERY_EXPONENT - exponent);
+        }
+        let mut rotated = Vec::new();
+        if let Some(codec) = codec {
+            rotated.clone_from(&plain);
+            codec.hadamard().forward(&mut rotated);
+        }
+        (plain, rotated, scale(plan, exponent))
+    });
+    let mut prepared = Prepared {
+        plain: Vec::with_capacity(plan.queries() * dim),
+        rotated: Vec::new(),
+        scales: Vec::with_capacity(plan.queries()),
+    };
+    for (plain, rotated, scale) in rows {
+        prepared.plain.extend(plain);
+        prepared.rotated.extend(rotated);
+        prepared.scales.push(scale);
+    }
+    prepared
+}
+
+/// The scale for a query whose largest element has an exponent.
+fn scale(plan: &Plan, exponent: i32) -> Scale {
+    let lost = exponent - QUERY_EXPONENT;
+    let boosted = lost > 60;
+    Scale {
+        limit: power((plan.limit - lost).clamp(-126, 126)),
+        factor: plan.scale * power(if boosted { lost - 64 } else { lost }),
+        boost: if boosted { power(64) } else { 1.0 },
+    }
+}

@@ -1,0 +1,41 @@
+//! Steps 4 and 5: lowest score, span and gap of every scale of every row.
+
+use crate::error::Result;
+use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
+use crate::nestedkv::params::SpreadParams;
+use crate::nestedkv::plan::{FLAT_SPAN, group_size};
+
+/// One scale of one row a workgroup.
+pub(crate) static KERNEL: Kernel = Kernel {
+    name: "nestedkv/spread",
+    source: concat!(
+        include_str!("../../../wgsl/common/order.wgsl"),
+        include_str!("../../../wgsl/common/radix.wgsl"),
+        include_str!("../../../wgsl/nestedkv/spread.wgsl"),
+    ),
+    bindings: &[Binding::Read("scales"), Binding::Write("spreads")],
+    params: SpreadParams::LAYOUT,
+};
+
+/// Records `[lines, 4]` f32 (low, span or 0, gap, 0) of raw scores `[lines, tokens]`, where a line is
+/// one scale of one row.
+///
+/// # Errors
+/// As [`Recorder::dispatch`].
+pub fn record(
+    rec: &mut Recorder<'_>,
+    scales: Slice<'_>,
+    lines: usize,
+    tokens: usize,
+) -> Result<wgpu::Buffer> {
+    let spreads = rec.context().create("spreads", lines as u64 * 16)?;
+    let params = SpreadParams {
+        lines: lines as u32,
+        tokens: tokens as u32,
+        group: group_size(tokens) as u32,
+        flat: FLAT_SPAN,
+    };
+    let slices = [scales, Slice::all(&spreads)];
+    rec.dispatch(&KERNEL, &Variant::default(), &params, &slices, Groups(lines as u64))?;
+    Ok(spreads)
+}

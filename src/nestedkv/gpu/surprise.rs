@@ -1,0 +1,35 @@
+//! Step 7: lowest deviation, span and mean of every row.
+
+use crate::error::Result;
+use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
+use crate::nestedkv::params::SurpriseParams;
+use crate::nestedkv::plan::FLAT_SPAN;
+
+/// One row a workgroup.
+pub(crate) static KERNEL: Kernel = Kernel {
+    name: "nestedkv/surprise",
+    source: concat!(
+        include_str!("../../../wgsl/common/order.wgsl"),
+        include_str!("../../../wgsl/nestedkv/surprise.wgsl"),
+    ),
+    bindings: &[Binding::Read("deviations"), Binding::Write("surprises")],
+    params: SurpriseParams::LAYOUT,
+};
+
+/// Records `[rows, 4]` f32 (low, span or 0, mean above the lowest, 0) of deviations
+/// `[rows, tokens]`.
+///
+/// # Errors
+/// As [`Recorder::dispatch`].
+pub fn record(
+    rec: &mut Recorder<'_>,
+    deviations: Slice<'_>,
+    rows: usize,
+    tokens: usize,
+) -> Result<wgpu::Buffer> {
+    let surprises = rec.context().create("surprises", rows as u64 * 16)?;
+    let params = SurpriseParams { rows: rows as u32, tokens: tokens as u32, flat: FLAT_SPAN };
+    let slices = [deviations, Slice::all(&surprises)];
+    rec.dispatch(&KERNEL, &Variant::default(), &params, &slices, Groups(rows as u64))?;
+    Ok(surprises)
+}

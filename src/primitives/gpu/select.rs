@@ -1,0 +1,46 @@
+//! Threshold of the highest keys of every row.
+
+use super::{check_words, size};
+use crate::error::Result;
+use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
+use crate::primitives::params::SelectParams;
+
+/// Four passes of radix select.
+pub(crate) static KERNEL: Kernel = Kernel {
+    name: "primitives/select",
+    source: concat!(
+        include_str!("../../../wgsl/common/order.wgsl"),
+        include_str!("../../../wgsl/common/radix.wgsl"),
+        include_str!("../../../wgsl/primitives/select.wgsl"),
+    ),
+    bindings: &[Binding::Read("scores"), Binding::Read("counts"), Binding::Write("thresholds")],
+    params: SelectParams::LAYOUT,
+};
+
+/// Records the thresholds of the `counts[row]` highest of scores `[rows, tokens]`: `[rows, 4]` words
+/// (key, ties taken, keys equal, keys above), as [`crate::primitives::cpu::select::Threshold`].
+/// The first `sinks` tokens have the top key. Counts beyond the tokens count as the tokens.
+///
+/// # Errors
+/// [`crate::Error::Length`] for a slice shorter than its shape; as [`Recorder::dispatch`].
+pub fn record(
+    rec: &mut Recorder<'_>,
+    scores: Slice<'_>,
+    rows: usize,
+    tokens: usize,
+    sinks: u32,
+    counts: Slice<'_>,
+) -> Result<wgpu::Buffer> {
+    check_words("scores", scores.size, rows.saturating_mul(tokens))?;
+    check_words("counts", counts.size, rows)?;
+    let params = SelectParams { rows: size("rows", rows)?, tokens: size("tokens", tokens)?, sinks };
+    let thresholds = rec.context().create("thresholds", rows as u64 * 16)?;
+    rec.dispatch(
+        &KERNEL,
+        &Variant::default(),
+        &params,
+        &[scores, counts, Slice::all(&thresholds)],
+        Groups(rows as u64),
+    )?;
+    Ok(thresholds)
+}

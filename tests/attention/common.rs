@@ -1,0 +1,330 @@
+//! Caches and queries of any shape, run on every path and judged.
+
+use half::{bf16, f16};
+use wgkv::attention::cpu::Attended;
+use wgkv::attention::{AttendConfig, CacheView, PackedView, Queries, cpu};
+use wgkv::judge::{self, attention::Rows, nsnquant, widen};
+use wgkv::layout::{Bits, PageLayout};
+use wgkv::nsnquant::{Codebook, Codec};
+use wgkv::shape::{Dtype, Elements};
+
+/// Owned elements of one type.
+#[derive(Clone, Debug)]
+pub enum Data {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Data {
+    pub fn new(dtype: Dtype, values: &[f32]) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32(values.to_vec()),
+            Dtype::F16 => Self::F16(values.iter().map(|v| f16::from_f32(*v)).collect()),
+            Dtype::Bf16 => Self::Bf16(values.iter().map(|v| bf16::from_f32(*v)).collect()),
+        }
+    }
+
+    pub fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::F32(x) => Elements::F32(x),
+            Self::F16(x) => Elements::F16(x),
+            Self::Bf16(x) => Elements::Bf16(x),
+        }
+    }
+}
+
+/// What the values of a tensor are like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    Normal,
+    Offset,
+    Constant(f32),
+    Scaled(f32),
+    /// Now and then NaN or an infinity.
+    Holes,
+}
+
+/// Weights carry a factor of 2^-32, so what lies below this may be lost.
+const LOST: f64 = 1e-35;
+
+/// A small generator, the same on every host.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ x >> 31
+    }
+
+    pub fn uniform(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1 << 24) as f32
+    }
+
+    /// Nearly normal: the sum of 12 uniform numbers less 6.
+    pub fn normal(&mut self) -> f32 {
+        (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.bits() % bound as u64) as usize
+    }
+
+    pub fn values(&mut self, kind: Kind, rows: usize, dim: usize) -> Vec<f32> {
+        let offsets: Vec<f32> = (0..dim).map(|_| 3.0 * self.normal()).collect();
+        (0..rows * dim)
+            .map(|at| match kind {
+                Kind::Normal => self.normal(),
+                Kind::Offset => offsets[at % dim] + self.normal(),
+                Kind::Constant(value) => value,
+                Kind::Scaled(factor) => factor * self.normal(),
+                Kind::Holes => match self.below(200) {
+                    0 => f32::NAN,
+                    1 => f32::INFINITY,
+                    2 => f32::NEG_INFINITY,
+                    _ => self.normal(),
+                },
+            })
+            .collect()
+    }
+}
+
+/// Shape of a cache and of the queries on it.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    pub batch: usize,
+    pub kv_heads: usize,
+    pub group: usize,
+    pub tokens: usize,
+    pub dim_k: usize,
+    pub dim_v: usize,
+    /// Raw tokens of each row.
+    pub raw: Vec<usize>,
+    /// Pages of each row; empty: nothing is packed.
+    pub pages: Vec<usize>,
+    pub chunk: usize,
+    pub bits: (u32, u32),
+    pub dtype: Dtype,
+}
+
+impl Shape {
+    /// One sequence of one head with raw tokens only.
+    pub fn simple(n: usize, dim: usize, dtype: Dtype) -> Self {
+        Self {
+            batch: 1,
+            kv_heads: 1,
+            group: 1,
+            tokens: 1,
+            dim_k: dim,
+            dim_v: dim,
+            raw: vec![n],
+            pages: Vec::new(),
+            chunk: 64,
+            bits: (2, 2),
+            dtype,
+        }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.batch * self.kv_heads
+    }
+}
+
+/// A cache and queries.
+pub struct Case {
+    pub shape: Shape,
+    pub queries: Data,
+    pub raw_offsets: Vec<u32>,
+    pub keys: Data,
+    pub values: Data,
+    pub positions: Vec<u32>,
+    pub key_codec: Codec,
+    pub value_codec: Codec,
+    pub page_offsets: Vec<u32>,
+    pub key_pages: Vec<u32>,
+    pub value_pages: Vec<u32>,
+    pub page_positions: Vec<u32>,
+    pub config: AttendConfig,
+}
+
+pub fn codec(dim: usize, bits: u32, chunk: usize) -> Codec {
+    let bits = Bits::new("bits", bits).expect("1 or 2 bits");
+    let layout = PageLayout::new("data", dim, bits, chunk).expect("a layout");
+    Codec::new(layout, Codebook::builtin()).expect("a codec")
+}
+
+fn offsets(counts: impl Iterator<Item = usize>) -> Vec<u32> {
+    let mut offsets = vec![0];
+    for count in counts {
+        offsets.push(offsets[offsets.len() - 1] + count as u32);
+    }
+    offsets
+}
+
+impl Case {
+    /// A case of random content. Positions are a shuffle of all tokens of the row.
+    pub fn new(shape: Shape, kinds: [Kind; 3], seed: u64) -> Self {
+        let mut random = Random(seed);
+        let rows = shape.rows();
+        let [query_kind, key_kind, value_kind] = kinds;
+        let pages: Vec<usize> = (0..rows).map(|r| *shape.pages.get(r).unwrap_or(&0)).collect();
+        let raw_offsets = offsets(shape.raw.iter().copied());
+        let page_offsets = offsets(pages.iter().copied());
+        let (raw, packed) = (shape.raw.iter().sum::<usize>(), pages.iter().sum::<usize>());
+        let query_rows = rows * shape.group * shape.tokens;
+        let queries = random.values(query_kind, query_rows, shape.dim_k);
+        let keys = random.values(key_kind, raw, shape.dim_k);
+        let values = random.values(value_kind, raw, shape.dim_v);
+        let key_codec = codec(shape.dim_k, shape.bits.0, shape.chunk);
+        let value_codec = codec(shape.dim_v, shape.bits.1, shape.chunk);
+        let starts: Vec<u32> = (0..packed).map(|p| (p * shape.chunk) as u32).collect();
+        let mut pack = |codec: &Codec, kind, dim| {
+            let data = Data::new(shape.dtype, &random.values(kind, packed * shape.chunk, dim));
+            wgkv::nsnquant::cpu::encode(codec, data.elements(), &starts).expect("pages")
+        };
+        let key_pages = pack(&key_codec, key_kind, shape.dim_k);
+        let value_pages = pack(&value_codec, value_kind, shape.dim_v);
+        let (mut positions, mut page_positions) = (Vec::new(), Vec::new());
+        for row in 0..rows {
+            let count = shape.raw[row] + pages[row] * shape.chunk;
+            let mut order: Vec<u32> = (0..count as u32).collect();
+            for i in (1..count).rev() {
+                order.swap(i, random.below(i + 1));
+            }
+            positions.extend(&order[..shape.raw[row]]);
+            page_positions.extend(&order[shape.raw[row]..]);
+        }
+        Self {
+            queries: Data::new(shape.dtype, &queries),
+            keys: Data::new(shape.dtype, &keys),
+            values: Data::new(shape.dtype, &values),
+            raw_offsets,
+            positions,
+            key_codec,
+            value_codec,
+            page_offsets,
+            key_pages,
+            value_pages,
+            page_positions,
+            config: AttendConfig::default(),
+            shape,
+        }
+    }
+
+    pub fn view(&self) -> CacheView<'_> {
+        CacheView {
+            kv_rows: self.shape.rows(),
+            head_dim_k: self.shape.dim_k,
+            head_dim_v: self.shape.dim_v,
+            raw_offsets: &self.raw_offsets,
+            raw_keys: self.keys.elements(),
+            raw_values: self.values.elements(),
+            raw_positions: &self.positions,
+            packed: (!self.shape.pages.is_empty()).then_some(PackedView {
+                keys: &self.key_codec,
+                values: &self.value_codec,
+                page_offsets: &self.page_offsets,
+                key_pages: &self.key_pages,
+                value_pages: &self.value_pages,
+                page_positions: &self.page_positions,
+            }),
+        }
+    }
+
+    pub fn query_view(&self) -> Queries<'_> {
+        Queries {
+            data: self.queries.elements(),
+            batch: self.shape.batch,
+            heads: self.shape.kv_heads * self.shape.group,
+            tokens: self.shape.tokens,
+            head_dim: self.shape.dim_k,
+        }
+    }
+
+    pub fn cpu(&self) -> Attended {
+        cpu::attend(&self.view(), &self.query_view(), &self.config).expect("attention")
+    }
+
+    /// The rows as the judge reads and decodes them.
+    pub fn decoded(&self) -> Rows {
+        let (keys, values) = (widen(self.keys.elements()), widen(self.values.elements()));
+        let mut rows = Rows::default();
+        let chunk = self.shape.chunk;
+        for row in 0..self.shape.rows() {
+            let raw = self.raw_offsets[row] as usize..self.raw_offsets[row + 1] as usize;
+            let pages = self.page_offsets[row] as usize..self.page_offsets[row + 1] as usize;
+            let all = |flat: &[f64], codec: &Codec, words: &[u32]| {
+                let layout = codec.layout();
+                let dim = layout.head_dim();
+                let bits = layout.bits();
+                let book = codec.codebook().rows(bits).iter().map(|v| f64::from(*v));
+                let book: Vec<f64> = book.collect();
+                let mut out = flat[raw.start * dim..raw.end * dim].to_vec();
+                for page in pages.clone() {
+                    let page = &words[page * layout.words()..(page + 1) * layout.words()];
+                    let parts = nsnquant::unpack(page, dim, bits.get() as u32, chunk);
+                    out.extend(nsnquant::decode(&parts, dim, &book));
+                }
+                out
+            };
+            rows.keys.push(all(&keys, &self.key_codec, &self.key_pages));
+            rows.values.push(all(&values, &self.value_codec, &self.value_pages));
+            let mut positions = self.positions[raw].to_vec();
+            positions.extend(&self.page_positions[pages.start * chunk..pages.end * chunk]);
+            rows.positions.push(positions);
+        }
+        rows
+    }
+
+    /// Compares outputs with the judge's, for each query within `slack` times what rounding of its
+    /// logits and values can make: 2^-24 (16 + largest |q| |k| scale) times the largest value, and
+    /// the same without the value for the logs.
+    pub fn judge(&self, got: &Attended, slack: f64) {
+        let shape = &self.shape;
+        let rows = self.decoded();
+        let queries = widen(self.queries.elements());
+        let heads = shape.kv_heads * shape.group;
+        let (out, lse) = judge::attention::attend(
+            &queries,
+            shape.batch,
+            heads,
+            shape.tokens,
+            &rows,
+            shape.dim_k,
+            shape.dim_v,
+            self.config.scale.map(f64::from),
+            self.config.causal,
+        );
+        assert_eq!((got.out.len(), got.lse.len()), (out.len(), lse.len()));
+        let scale = self.config.scale.map_or((shape.dim_k as f64).powf(-0.5), f64::from).abs();
+        let norm = |row: &[f64]| row.iter().map(|v| judge::tame(*v).powi(2)).sum::<f64>().sqrt();
+        for (query, values) in queries.chunks(shape.dim_k).enumerate() {
+            let row = query / (shape.group * shape.tokens);
+            let longest = rows.keys[row].chunks(shape.dim_k).map(norm).fold(0.0, f64::max);
+            let largest =
+                rows.values[row].iter().fold(0.0, |a: f64, v| a.max(judge::tame(*v).abs()));
+            let unit = slack * (2f64.powi(-24) * (16.0 + norm(values) * longest * scale));
+            let log = f64::from(got.lse[query]);
+            let off = (log - lse[query]).abs();
+            assert!(
+                off <= unit.max(lse[query].abs() * 1e-6),
+                "lse of query {query}: {log} against {}",
+                lse[query]
+            );
+            for channel in 0..shape.dim_v {
+                let at = query * shape.dim_v + channel;
+                let off = (f64::from(got.out[at]) - out[at]).abs();
+                assert!(
+                    off <= unit.min(2.0) * largest + LOST,
+                    "query {query} channel {channel}: {} against {}, off by {} units",
+                    got.out[at],
+                    out[at],
+                    off / (unit * largest) * slack
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Attention: both paths against the f64 judge and against each other.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod common;
+mod merge;
+mod packed;
+mod raw;
+mod rotate;

@@ -1,0 +1,90 @@
+//! The jobs of the library on either path.
+
+use half::f16;
+use wgkv::attention::{self, AttendConfig, CacheView, Queries};
+use wgkv::nestedkv::{self, EvictConfig, ScoreConfig};
+use wgkv::nsnquant::{self, Codec};
+use wgkv::shape::{Elements, Tensor};
+
+use crate::device;
+use crate::engine::Engine;
+use crate::file::Fail;
+
+/// Scores of keys and, where they are asked for, their parts; `[rows, tokens]` each.
+#[derive(Debug, Default)]
+pub struct Scored {
+    pub score: Vec<f32>,
+    /// Of the sequence, the block and the window, then their blend.
+    pub parts: [Vec<f32>; 4],
+}
+
+/// Rows that stay, and where.
+#[derive(Debug, Default)]
+pub struct Kept {
+    pub offsets: Vec<u32>,
+    pub positions: Vec<u32>,
+    /// Whether the budget was below the sinks, which stay all the same.
+    pub sinks_only: bool,
+}
+
+impl Engine {
+    /// Scores keys.
+    pub fn score(&self, keys: &Tensor<'_>, config: &ScoreConfig) -> Result<Scored, Fail> {
+        let scores = nestedkv::cpu::score_batched(keys, config)?;
+        let [stable, episodic, current] = scores.scales;
+        Ok(Scored { score: scores.score, parts: [stable, episodic, current, scores.blend] })
+    }
+
+    /// Selects by scores `[rows, tokens]`.
+    pub fn keep(
+        &self,
+        scores: &[f32],
+        rows: usize,
+        tokens: usize,
+        config: &EvictConfig,
+    ) -> Result<Kept, Fail> {
+        let kept = nestedkv::cpu::keep(scores, rows, tokens, config)?;
+        Ok(Kept { offsets: kept.offsets, positions: kept.positions, sinks_only: kept.sinks_only })
+    }
+
+    /// Copies the rows that stay, as f16.
+    pub fn gather(&self, data: &Tensor<'_>, kept: &Kept) -> Result<Vec<f16>, Fail> {
+        let kept = nestedkv::cpu::Kept {
+            offsets: kept.offsets.clone(),
+            positions: kept.positions.clone(),
+            sinks_only: kept.sinks_only,
+        };
+        Ok(nestedkv::cpu::gather(data, &kept)?)
+    }
+
+    /// Packs the chunks that start at the token rows `starts`, ascending.
+    pub fn encode(
+        &self,
+        codec: &Codec,
+        data: Elements<'_>,
+        starts: &[u32],
+    ) -> Result<Vec<u32>, Fail> {
+        match self {
+            Self::Cpu => Ok(nsnquant::cpu::encode(codec, data, starts)?),
+            Self::Gpu(gpu) => device::encode(gpu, codec, data, starts),
+        }
+    }
+
+    /// Decodes pages, `[pages * chunk, D]`.
+    pub fn decode(&self, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail> {
+        match self {
+            Self::Cpu => Ok(nsnquant::cpu::decode(codec, pages)?),
+            Self::Gpu(gpu) => device::decode(gpu, codec, pages),
+        }
+    }
+
+    /// Attends; outputs `[B, Hq, Nq, D of the values]`.
+    pub fn attend(
+        &self,
+        view: &CacheView<'_>,
+        queries: &Queries<'_>,
+        config: &AttendConfig,
+    ) -> Result<Vec<f32>, Fail> {
+        Ok(attention::cpu::attend(view, queries, config)?.out)
+    }
+}

@@ -1,0 +1,210 @@
+//! From rows to pages and back.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use wgkv::Error;
+use wgkv::layout::{Bits, PageLayout};
+use wgkv::nsnquant::{Codebook, Codec};
+
+use crate::args::{Packing, Profile};
+use crate::engine::Engine;
+use crate::file::{Data, Fail, Source};
+use crate::packed::{Note, Packed, Place, Side, places, read_codebook};
+use crate::ragged::Ragged;
+use crate::report::say;
+
+/// How to pack, from the options.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    pub codebook: Arc<Codebook>,
+    pub bits: [u32; 2],
+    pub chunk: usize,
+    pub sinks: usize,
+    pub recent: usize,
+}
+
+impl Spec {
+    /// Checks the options that do not depend on a file.
+    pub fn new(packing: &Packing, sinks: u32) -> Result<Self, Fail> {
+        if packing.profile == Profile::Paper {
+            return Err(Fail::input("--profile paper is not supported, only compat is"));
+        }
+        let codebook = match &packing.codebook {
+            Some(path) => read_codebook(&mut Source::open(path)?)?,
+            None => Codebook::builtin(),
+        };
+        let bits =
+            [("--k-bits", packing.k_bits), ("--v-bits", packing.v_bits)].map(|(name, one)| {
+                let (name, bits) = one.map_or(("--bits", packing.bits), |bits| (name, bits));
+                Bits::new(name, bits).map(|_| bits).map_err(Fail::from)
+            });
+        let [k_bits, v_bits] = bits;
+        let spec = Self {
+            codebook,
+            bits: [k_bits?, v_bits?],
+            chunk: packing.chunk as usize,
+            sinks: sinks as usize,
+            recent: packing.recent as usize,
+        };
+        // Any head dimension tells whether the chunk is one that can be packed.
+        PageLayout::new("head dim", 64, Bits::Two, spec.chunk)?;
+        Ok(spec)
+    }
+
+    /// Codecs of keys and values of these head dimensions.
+    pub fn codecs(&self, k_dim: usize, v_dim: usize) -> Result<[Codec; 2], Fail> {
+        let codec = |dim, bits| -> Result<Codec, Fail> {
+            let layout = PageLayout::new("head dim", dim, Bits::new("bits", bits)?, self.chunk)?;
+            Ok(Codec::new(layout, self.codebook.clone())?)
+        };
+        Ok([codec(k_dim, self.bits[0])?, codec(v_dim, self.bits[1])?])
+    }
+
+    /// Pages of a row of `length` token rows.
+    pub fn pages(&self, length: usize) -> usize {
+        length.saturating_sub(self.sinks).saturating_sub(self.recent) / self.chunk
+    }
+}
+
+/// Packs a layer.
+pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail> {
+    let [k_codec, v_codec] = spec.codecs(layer.k_dim, layer.v_dim)?;
+    let mut page_offsets = vec![0u32];
+    for row in layer.offsets.windows(2) {
+        let before = page_offsets[page_offsets.len() - 1];
+        page_offsets.push(before + spec.pages((row[1] - row[0]) as usize) as u32);
+    }
+    let places = places(&layer.offsets, &page_offsets, spec.sinks, spec.chunk);
+    let starts: Vec<u32> = places
+        .iter()
+        .flat_map(|place| place.packed.clone().step_by(spec.chunk))
+        .map(|start| start as u32)
+        .collect();
+    let side = |codec: Codec, data: &Data, name: &str| -> Result<Side, Fail> {
+        let pages = engine.encode(&codec, data.elements(), &starts).map_err(|e| e.at(name))?;
+        let raw = raw_rows(data, &places, codec.layout().head_dim()).map_err(|e| e.at(name))?;
+        Ok(Side { codec, pages, raw })
+    };
+    let note = Note {
+        batch: layer.batch,
+        heads: layer.heads,
+        tokens: layer.tokens,
+        k_dim: layer.k_dim,
+        v_dim: layer.v_dim,
+        k_bits: spec.bits[0],
+        v_bits: spec.bits[1],
+        chunk: spec.chunk,
+        sinks: spec.sinks,
+        recent: spec.recent,
+    };
+    Ok(Packed {
+        note,
+        page_offsets,
+        k: side(k_codec, &layer.k, &layer.names[0])?,
+        v: side(v_codec, &layer.v, &layer.names[1])?,
+        offsets: layer.offsets.clone(),
+        positions: layer.positions.clone(),
+    })
+}
+
+/// The rows that stay raw, as f16; as bf16 where a bf16 value is beyond f16.
+fn raw_rows(data: &Data, places: &[Place], dim: usize) -> Result<Data, Fail> {
+    let ranges = || places.iter().flat_map(|place| [place.sinks.clone(), place.tail.clone()]);
+    let elements = |range: core::ops::Range<usize>| range.start * dim..range.end * dim;
+    match data {
+        Data::F16(x) => {
+            Ok(Data::F16(ranges().flat_map(|r| x[elements(r)].iter().copied()).collect()))
+        }
+        Data::Bf16(x) => {
+            let rows: Vec<bf16> = ranges().flat_map(|r| x[elements(r)].iter().copied()).collect();
+            let fits = |v: &bf16| !v.is_finite() || f16::from_f32(v.to_f32()).is_finite();
+            if rows.iter().all(fits) {
+                Ok(Data::F16(rows.iter().map(|v| f16::from_f32(v.to_f32())).collect()))
+            } else {
+                Ok(Data::Bf16(rows))
+            }
+        }
+        Data::F32(x) => {
+            let mut rows = Vec::new();
+            for range in ranges() {
+                let first = range.start;
+                for (at, &value) in x[elements(range)].iter().enumerate() {
+                    let half = f16::from_f32(value);
+                    if value.is_finite() && !half.is_finite() {
+                        let row = first + at / dim;
+                        return Err(Fail::from(Error::BeyondF16 {
+                            argument: "raw rows".into(),
+                            row,
+                            value,
+                        }));
+                    }
+                    rows.push(half);
+                }
+            }
+            Ok(Data::F16(rows))
+        }
+    }
+}
+
+/// Restores keys or values of a layer as f32 `[token rows, D]`, raw rows as they are stored.
+pub fn restore(engine: &Engine, side: &Side, places: &[Place]) -> Result<Vec<f32>, Fail> {
+    let decoded = engine.decode(&side.codec, &side.pages)?;
+    let raw = side.raw.elements();
+    let raw: Vec<f32> = (0..raw.len()).map(|i| raw.get(i)).collect();
+    Ok(weave(&raw, &decoded, places, side.codec.layout().head_dim()))
+}
+
+/// Restores keys or values of a layer as f16: raw f16 rows keep their bits.
+pub fn restore_f16(
+    engine: &Engine,
+    side: &Side,
+    places: &[Place],
+    name: &str,
+) -> Result<Vec<f16>, Fail> {
+    let decoded = saturate(&engine.decode(&side.codec, &side.pages)?, name);
+    let raw = match &side.raw {
+        Data::F16(rows) => rows.clone(),
+        Data::Bf16(rows) => saturate(&rows.iter().map(|v| v.to_f32()).collect::<Vec<_>>(), name),
+        Data::F32(rows) => saturate(rows, name),
+    };
+    Ok(weave(&raw, &decoded, places, side.codec.layout().head_dim()))
+}
+
+/// Puts raw and decoded rows back in order.
+fn weave<T: Copy>(raw: &[T], decoded: &[T], places: &[Place], dim: usize) -> Vec<T> {
+    let mut out = Vec::with_capacity(raw.len() + decoded.len());
+    let (mut raw_at, mut decoded_at) = (0, 0);
+    let mut take = |from: &[T], at: &mut usize, rows: usize| {
+        out.extend_from_slice(&from[*at..*at + rows * dim]);
+        *at += rows * dim;
+    };
+    for place in places {
+        take(raw, &mut raw_at, place.sinks.len());
+        take(decoded, &mut decoded_at, place.packed.len());
+        take(raw, &mut raw_at, place.tail.len());
+    }
+    out
+}
+
+/// Rounds to f16, cutting finite values off at the largest f16, and says how many were cut.
+fn saturate(values: &[f32], name: &str) -> Vec<f16> {
+    let mut cut = 0usize;
+    let halves = values
+        .iter()
+        .map(|&value| {
+            let half = f16::from_f32(value);
+            if half.is_finite() || !value.is_finite() {
+                return half;
+            }
+            cut += 1;
+            if value > 0.0 { f16::MAX } else { f16::MIN }
+        })
+        .collect();
+    if cut > 0 {
+        say(&format!(
+            "{name}: {cut} elements are beyond f16 and were cut off at 65504 (--dtype f32 keeps them)"
+        ));
+    }
+    halves
+}

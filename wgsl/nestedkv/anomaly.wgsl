@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Steps 2 and 3: raw scores of the three scales, [3, rows, tokens]. The sum of the trailing window
+// starts afresh with every workgroup, so its error does not grow with the row. Dispatched by
+// src/nestedkv/gpu/anomaly.rs; twin src/nestedkv/cpu/anomaly.rs.
+// A workgroup takes 16 tokens of a row; a lane takes every 64th pair of channels of all of them.
+
+struct Params {
+    rows: u32,
+    tokens: u32,
+    dim: u32,
+    dtype: u32,
+    tiles: u32,
+    tiles_multiplier: u32,
+    tiles_shift1: u32,
+    tiles_shift2: u32,
+    block: u32,
+    blocks: u32,
+    block_multiplier: u32,
+    block_shift1: u32,
+    block_shift2: u32,
+    window: u32,
+    pieces: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> keys: array<u32>;
+@group(0) @binding(2) var<storage, read> factors: array<u32>;
+@group(0) @binding(3) var<storage, read> means: array<f32>;
+@group(0) @binding(4) var<storage, read> sums: array<f32>;
+// Sums over 64 tokens, [rows, pieces, dim]; only read when there are pieces.
+@group(0) @binding(5) var<storage, read> piece_sums: array<f32>;
+@group(0) @binding(6) var<storage, read_write> scales: array<f32>;
+
+const TILE: u32 = 16u;
+const PIECE: u32 = 64u;
+// One more than the lanes, so that the 16 readers of the last step meet different banks.
+const STRIDE: u32 = 65u;
+
+var<workgroup> wg_partial: array<f32, 3120>;
+
+@compute @workgroup_size(64)
+fn main(
+    @builtin(local_invocation_index) lane: u32,
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+) {
+    let place = workgroup.y * workgroups.x + workgroup.x;
+    let row = divide_magic(
+        place, params.tiles_multiplier, params.tiles_shift1, params.tiles_shift2);
+    let first = (place - row * params.tiles) * TILE;
+    let count = select(0u, min(TILE, params.tokens - min(first, params.tokens)), row < params.rows);
+    let base = row * params.tokens;
+    let first_block = divide_magic(
+        first, params.block_multiplier, params.block_shift1, params.block_shift2);
+
+    for (var i = 0u; i < 3u * TILE; i++) {
+        wg_partial[i * STRIDE + lane] = 0.0;
+    }
+    let pairs = select(0u, params.dim >> 1u, count > 0u);
+    for (var pair = lane; pair < pairs; pair += 64u) {
+        let stable = vec2<f32>(
+            means[row * params.dim + 2u * pair], means[row * params.dim + 2u * pair + 1u]);
+        var recent = vec2<f32>(0.0);
+        var next = first + 1u - min(params.window, first + 1u);
+        while next <= first {
+            if params.pieces > 0u && (next & (PIECE - 1u)) == 0u && next + PIECE <= first + 1u {
+                let at = (row * params.pieces + (next >> 6u)) * params.dim + 2u * pair;
+                recent += vec2<f32>(piece_sums[at], piece_sums[at + 1u]);
+                next += PIECE;
+            } else {
+                recent += unit_key(base + next, pair);
+                next += 1u;
+            }
+        }
+        var block = first_block;
+        var episodic = vec2<f32>(0.0);
+        for (var t = 0u; t < count; t++) {
+            let token = first + t;
+            let key = unit_key(base + token, pair);
+            if t > 0u {
+                recent += key;
+                if token >= params.window {
+                    recent -= unit_key(base + token - params.window, pair);
+                }
+            }
+            let enters = token == (block + 1u) * params.block;
+            block += select(0u, 1u, enters);
+            if t == 0u || enters {
+                let at = (row * params.blocks + block) * params.dim + 2u * pair;
+                episodic = vec2<f32>(sums[at], sums[at + 1u]);
+            }
+            let slot = t * STRIDE + lane;
+            wg_partial[slot] += dot(key, stable);
+            wg_partial[slot + TILE * STRIDE] += dot(key, episodic);
+            wg_partial[slot + 2u * TILE * STRIDE] += dot(key, recent);
+        }
+    }
+    workgroupBarrier();
+    let scale = lane >> 4u;
+    let t = lane & (TILE - 1u);
+    if scale < 3u && t < count {
+        var sum = 0.0;
+        for (var i = 0u; i < 64u; i++) {
+            sum += wg_partial[lane * STRIDE + i];
+        }
+        let token = first + t;
+        let block = divide_magic(
+            token, params.block_multiplier, params.block_shift1, params.block_shift2);
+        let block_length = min(params.block, params.tokens - block * params.block);
+        let window = min(params.window, token + 1u);
+        var length = 1.0;
+        length = select(length, f32(block_length), scale == 1u);
+        length = select(length, f32(window), scale == 2u);
+        scales[(scale * params.rows + row) * params.tokens + token] = -(sum / length);
+    }
+}
