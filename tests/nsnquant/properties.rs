@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use proptest::test_runner::TestCaseError;
+use proptest::test_runner::{TestCaseError, TestRunner};
 use wgkv::nsnquant::cpu;
 use wgkv::shape::Dtype;
 
@@ -79,14 +79,13 @@ fn check(call: &Call) -> Result<(), String> {
     Ok(())
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-
-    #[test]
-    fn gpu_pages_and_rows_equal_those_of_the_cpu(call in call()) {
-        check(&call).map_err(TestCaseError::fail)?;
-        report();
-    }
+#[test]
+fn gpu_pages_and_rows_equal_those_of_the_cpu() {
+    let config = ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() };
+    TestRunner::new(config)
+        .run(&call(), |call| check(&call).map_err(TestCaseError::fail))
+        .unwrap_or_else(|e| panic!("{e}"));
+    report();
 }
 
 #[test]

@@ -112,8 +112,7 @@ fn rows_of_10_and_14_code_bytes_are_packed_alike_each_time() {
         for bits in [1, 2] {
             for chunk in [64, 128] {
                 let codec = codec(dim, bits, chunk);
-                let tokens = 2 * chunk;
-                let total = sequences * heads * tokens;
+                let total = sequences * heads * chunk;
                 let values = rows(&mut Random(dim as u64), Kind::Normal, total, dim);
                 let data = typed(&values, wgkv::shape::Dtype::F16);
                 let starts: Vec<u32> = (0..total / chunk).map(|p| (p * chunk) as u32).collect();
