@@ -19,6 +19,7 @@
 mod config;
 pub mod cpu;
 pub mod gpu;
+mod params;
 mod plan;
 mod view;
 

@@ -2,10 +2,10 @@
 
 use core::ops::Range;
 
-use super::map;
 use super::math::{power, times_power};
 use crate::attention::plan::{MIN_EXPONENT, Plan, QUERY_EXPONENT};
 use crate::nsnquant::Codec;
+use crate::primitives::parallel::map;
 use crate::shape::Elements;
 
 /// How the dot products of one query become logits to base 2: limited to ±`limit`, then times
