@@ -31,7 +31,8 @@ struct Layer {
 }
 
 fn layers() -> Vec<Layer> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/sample/smollm2_sample.safetensors");
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/sample/smollm2_sample.safetensors");
     let bytes = std::fs::read(path).expect("the sample");
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     [7, 22]
