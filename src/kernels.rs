@@ -1,6 +1,7 @@
 //! Every kernel of the library with every variant that can occur, for tests that translate and lint
 //! them all and for callers who want to build pipelines ahead of their first use.
 
+use crate::cache;
 use crate::gpu::{self, Kernel, Variant};
 use crate::{attention, nestedkv, nsnquant, primitives};
 
@@ -8,6 +9,7 @@ use crate::{attention, nestedkv, nsnquant, primitives};
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
     let mut kernels = vec![
         (gpu::completion_kernel(), vec![Variant::default()]),
+        (cache::gpu::rows::kernel(), cache::gpu::rows::variants()),
         (nsnquant::gpu::encode_kernel(), nsnquant::gpu::encode_variants()),
         (nsnquant::gpu::decode_kernel(), nsnquant::gpu::decode_variants()),
     ];

@@ -1,0 +1,8 @@
+//! The cache: frontier, rows, layer caches on both paths.
+
+mod layer;
+mod plan;
+mod rows;
+#[path = "../support/mod.rs"]
+mod support;
+mod trials;
