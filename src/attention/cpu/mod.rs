@@ -4,10 +4,10 @@
 //! not depend on the number of threads.
 
 mod math;
-pub mod merge;
-pub mod packed;
-pub mod raw;
-pub mod rotate;
+mod merge;
+mod packed;
+mod raw;
+mod rotate;
 
 use super::config::AttendConfig;
 use super::plan::{Plan, QueryShape};
