@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod attention;
+pub mod cache;
 pub mod error;
 pub mod gpu;
 pub mod judge;
