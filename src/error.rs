@@ -67,6 +67,16 @@ pub enum Error {
         /// What is allowed, in words.
         expected: &'static str,
     },
+    /// A tensor of another element type than asked for.
+    #[error("{argument} is {got:?}, expected {expected:?}")]
+    Dtype {
+        /// Name of the tensor.
+        argument: &'static str,
+        /// Type that came.
+        got: crate::shape::Dtype,
+        /// Type that was expected.
+        expected: crate::shape::Dtype,
+    },
     /// The query heads do not divide among the KV heads.
     #[error("{query_heads} query heads do not divide evenly among {kv_heads} KV heads")]
     QueryHeads {

@@ -41,7 +41,7 @@ impl PoolConfig {
     ///
     /// # Errors
     /// [`Error::Empty`] without layers or heads; [`Error::OutOfRange`] and [`Error::HeadDim`] for
-    /// what is outside its range, element types of other than 2 bytes included.
+    /// what is outside its range; [`Error::Dtype`] for f32 elements.
     pub fn layout(&self) -> Result<PoolLayout> {
         for (argument, count) in [("layers", self.layers), ("heads", self.heads)] {
             if count == 0 {
@@ -56,7 +56,9 @@ impl PoolConfig {
         let heads = self.layers.saturating_mul(self.heads);
         within("layers * heads", heads, 1, u64::from(u32::MAX))?;
         within("recent", self.recent, 0, MAX_RECENT as u64)?;
-        within("bytes of a raw element", self.raw.bytes(), 2, 2)?;
+        if self.raw == Dtype::F32 {
+            return Err(Error::Dtype { argument: "raw", got: self.raw, expected: Dtype::F16 });
+        }
         PoolLayout::new(
             self.head_dim_k,
             self.head_dim_v,
