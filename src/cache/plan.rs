@@ -397,3 +397,31 @@ impl Fetch {
             .collect()
     }
 }
+
+/// Where attention finds the tokens of each row once raw rows and pages lie row after row.
+#[derive(Clone, Debug)]
+pub(super) struct Tables {
+    /// First raw token of each row, and the number of all.
+    pub(super) raw_offsets: Vec<u32>,
+    /// Positions of the raw tokens.
+    pub(super) raw_positions: Vec<u32>,
+    /// First page of each row, and the number of all.
+    pub(super) page_offsets: Vec<u32>,
+    /// Positions of the packed tokens, page after page.
+    pub(super) page_positions: Vec<u32>,
+}
+
+impl Tables {
+    pub(super) fn new(frontier: &Frontier, rows: usize) -> Self {
+        let offsets = |each: usize| (0..=rows).map(|row| (row * each) as u32).collect();
+        let raw: Vec<u32> = frontier.raw_positions().map(|p| p as u32).collect();
+        let start = frontier.chunk_start(0);
+        let packed = start as u32..(start + frontier.packed()) as u32;
+        Self {
+            raw_offsets: offsets(frontier.raw()),
+            raw_positions: raw.repeat(rows),
+            page_offsets: offsets(frontier.chunks()),
+            page_positions: (0..rows).flat_map(|_| packed.clone()).collect(),
+        }
+    }
+}

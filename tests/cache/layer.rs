@@ -3,6 +3,8 @@
 use half::f16;
 use proptest::prelude::*;
 use wgkv::Error;
+use wgkv::attention::gpu::DeviceQueries;
+use wgkv::attention::{self, AttendConfig, Queries};
 use wgkv::cache::{CacheConfig, Counters, Frontier, cpu, gpu};
 use wgkv::gpu::{DeviceTensor, Slice};
 use wgkv::layout::Bits;
@@ -43,6 +45,10 @@ impl Stream {
 
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    pub fn dims(&self) -> [usize; 2] {
+        self.dims
     }
 
     pub fn len(&self) -> usize {
@@ -144,6 +150,40 @@ impl Cache {
         match self {
             Self::Host(cache) => cache.counters(),
             Self::Device(cache) => cache.counters(),
+        }
+    }
+
+    /// Outputs and logs for queries `[batch, heads, tokens, d]`.
+    pub fn attend(
+        &self,
+        queries: &[f16],
+        batch: usize,
+        heads: usize,
+        tokens: usize,
+        settings: &AttendConfig,
+    ) -> (Vec<f32>, Vec<f32>) {
+        match self {
+            Self::Host(cache) => {
+                let head_dim = cache.config().head_dim_k;
+                let data = Elements::F16(queries);
+                let queries = Queries { data, batch, heads, tokens, head_dim };
+                let flat = cache.flat();
+                let attended = attention::cpu::attend(&flat.view(), &queries, settings).unwrap();
+                (attended.out, attended.lse)
+            }
+            Self::Device(cache) => {
+                let head_dim = cache.config().head_dim_k;
+                let data = support::context().upload("q", bytemuck::cast_slice(queries)).unwrap();
+                let data = Slice::all(&data);
+                let dtype = Dtype::F16;
+                let queries = DeviceQueries { data, dtype, batch, heads, tokens, head_dim };
+                let attended = support::run(|rec| {
+                    let flat = cache.flat(rec)?;
+                    attention::gpu::attend(rec, &flat.view(), &queries, settings)
+                })
+                .unwrap();
+                (support::download_as(&attended.out), support::download_as(&attended.lse))
+            }
         }
     }
 

@@ -1,7 +1,10 @@
 //! Trials taken from public bug reports of other caches.
 
+use half::f16;
 use wgkv::Error;
+use wgkv::attention::AttendConfig;
 use wgkv::cache::cpu;
+use wgkv::judge;
 use wgkv::layout::Bits;
 
 use crate::layer::{Cache, Stream, bits, close, config, rows_at};
@@ -70,13 +73,13 @@ fn lengths_at_chunk_page_and_window_borders() {
 
 #[test]
 fn keys_and_values_of_different_width_and_rate() {
-    for (dims, k_bits, v_bits) in [
-        ([192, 128], Bits::Two, Bits::One),
-        ([64, 256], Bits::One, Bits::Two),
-        ([256, 64], Bits::Two, Bits::Two),
-        ([80, 512], Bits::One, Bits::One),
+    for (rows, dims, k_bits, v_bits) in [
+        (6, [192, 128], Bits::Two, Bits::One),
+        (1, [64, 256], Bits::One, Bits::Two),
+        (1, [256, 64], Bits::Two, Bits::Two),
+        (1, [80, 512], Bits::One, Bits::One),
     ] {
-        let stream = Stream::new(6, dims, 330, 9);
+        let stream = Stream::new(rows, dims, 330, 9);
         let mut config = config(&stream, 64, 4, 16);
         (config.k_bits, config.v_bits) = (k_bits, v_bits);
         let [mut host, mut device] = Cache::both(&config);
@@ -85,11 +88,11 @@ fn keys_and_values_of_different_width_and_rate() {
             let before = cache.show();
             assert_eq!(before.2.quantized_tokens, 128);
             let bytes =
-                |d: usize, bits: Bits| (6 * 2 * (64 * d * bits.get() / 8 + 256 + 2 * d)) as u64;
+                |d: usize, bits: Bits| (rows * 2 * (64 * d * bits.get() / 8 + 256 + 2 * d)) as u64;
             assert_eq!(before.2.compressed_key_bytes, bytes(dims[0], k_bits));
             assert_eq!(before.2.compressed_value_bytes, bytes(dims[1], v_bits));
-            assert_eq!(before.2.fp16_key_bytes, (6 * 200 * dims[0] * 2) as u64);
-            assert_eq!(before.2.fp16_value_bytes, (6 * 200 * dims[1] * 2) as u64);
+            assert_eq!(before.2.fp16_key_bytes, (rows * 200 * dims[0] * 2) as u64);
+            assert_eq!(before.2.fp16_value_bytes, (rows * 200 * dims[1] * 2) as u64);
             let fork = cache.fork();
             cache.trim(70).unwrap();
             // 130 tokens left reach into the second chunk, which goes back to raw rows.
@@ -115,16 +118,16 @@ fn keys_and_values_of_different_width_and_rate() {
 fn packed_rows_that_are_no_whole_words() {
     for (dims, chunk) in [([80, 112], 64), ([112, 80], 128)] {
         for (k_bits, v_bits) in [(Bits::One, Bits::Two), (Bits::Two, Bits::One)] {
-            let stream = Stream::new(6, dims, 300, 10);
+            let stream = Stream::new(3, dims, 160, 10);
             let mut config = config(&stream, chunk, 4, 16);
             (config.k_bits, config.v_bits) = (k_bits, v_bits);
             let [mut host, _] = Cache::both(&config);
-            host.append(&stream, 0, 300);
+            host.append(&stream, 0, 160);
             let theirs = host.show();
             let mut first: Option<(Vec<u16>, Vec<u16>)> = None;
-            for _ in 0..4 {
+            for _ in 0..3 {
                 let [_, mut device] = Cache::both(&config);
-                device.append(&stream, 0, 300);
+                device.append(&stream, 0, 160);
                 let ours = device.show();
                 assert_eq!(ours.2, theirs.2);
                 close(&ours.0, &theirs.0, dims[0]);
@@ -185,6 +188,64 @@ fn rejected_drafts_leave_no_trace_within_the_recent_rows() {
             if exact {
                 assert_eq!((a.0, a.1), (b.0, b.1));
             }
+        }
+    }
+}
+
+#[test]
+fn attention_on_a_cache_at_the_borders() {
+    for (sinks, recent) in [(0, 0), (4, 16)] {
+        let lengths = [1, 3, 4, 5, 63, 64, 65, 83, 84, 85, 127, 128, 129, 192, 255, 256, 257];
+        let stream = Stream::new(4, [64, 80], 257, 14);
+        let config = config(&stream, 64, sinks, recent);
+        for mut cache in Cache::both(&config) {
+            let mut last = 0;
+            for len in lengths {
+                cache.append(&stream, last, len - last);
+                last = len;
+                attends_as_fetched(&cache, &stream, len);
+            }
+            cache.trim(70).unwrap();
+            attends_as_fetched(&cache, &stream, 187);
+        }
+    }
+}
+
+/// Attention on the cache as it is against attention, by its definition, on what a fetch shows.
+fn attends_as_fetched(cache: &Cache, stream: &Stream, len: usize) {
+    let (keys, values, _) = cache.show();
+    let [dk, dv] = stream.dims();
+    let (heads, tokens) = (4, 3);
+    let queries: Vec<f16> = (0..2 * heads * tokens * dk)
+        .map(|index| f16::from_f32(0.1 * ((index * index + len) as f32).sin()))
+        .collect();
+    for causal in [None, Some(len as u32 - 1)] {
+        let settings = AttendConfig { scale: None, causal };
+        let (out, lse) = cache.attend(&queries, 2, heads, tokens, &settings);
+        let wide =
+            |bits: &[u16]| bits.iter().map(|x| f16::from_bits(*x).to_f64()).collect::<Vec<f64>>();
+        for (index, (out, lse)) in out.chunks(dv).zip(lse).enumerate() {
+            let (batch, head, token) =
+                (index / tokens / heads, index / tokens % heads, index % tokens);
+            let row = batch * 2 + head * 2 / heads;
+            let span = |d: usize| row * len * d..(row + 1) * len * d;
+            let positions: Vec<u32> = (0..len as u32).collect();
+            let query: Vec<f64> = queries[index * dk..][..dk].iter().map(|x| x.to_f64()).collect();
+            let (want, want_lse) = judge::attention::one(
+                &query,
+                &wide(&keys[span(dk)]),
+                &wide(&values[span(dv)]),
+                &positions,
+                dv,
+                1.0 / (dk as f64).sqrt(),
+                causal.map(|first| u64::from(first) + token as u64),
+            );
+            let norm = want.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let error =
+                want.iter().zip(out).map(|(a, b)| (a - f64::from(*b)).powi(2)).sum::<f64>().sqrt();
+            // The fetched rows are rounded to f16, those that attention reads are not.
+            assert!(error <= 5e-3 * norm + 1e-4, "length {len}: {error} of {norm}");
+            assert!((want_lse - f64::from(lse)).abs() <= 1e-2, "length {len}: {want_lse} {lse}");
         }
     }
 }

@@ -1,6 +1,9 @@
 //! The cache in host memory.
 
+mod flat;
 pub mod rows;
+
+pub use flat::Flat;
 
 use std::sync::Arc;
 
@@ -208,6 +211,11 @@ impl LayerCache {
         }
         let [keys, values] = out;
         Ok(Fetched { len, keys, values })
+    }
+
+    /// The cache as attention reads it.
+    pub fn flat(&self) -> Flat<'_> {
+        Flat::new(self)
     }
 
     /// The raw rows of keys or values.

@@ -4,7 +4,10 @@
 //! rows and leaves the old ones to whoever still reads them, a fork or a recording not yet
 //! submitted. So nothing recorded earlier sees a later change.
 
+mod flat;
 pub mod rows;
+
+pub use flat::Flat;
 
 use std::sync::Arc;
 
@@ -250,6 +253,14 @@ impl LayerCache {
         }
         let [keys, values] = out;
         Ok(Fetched { len, keys, values })
+    }
+
+    /// The cache as attention reads it, laid out by this recording.
+    ///
+    /// # Errors
+    /// [`crate::Error::DeviceLimit`] when the device allows no buffer of the size needed.
+    pub fn flat(&self, rec: &mut Recorder<'_>) -> Result<Flat<'_>> {
+        Flat::new(self, rec)
     }
 
     /// The pages of keys or values in one buffer, chunk after chunk.
