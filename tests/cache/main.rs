@@ -1,5 +1,6 @@
 //! The cache: frontier, rows, layer caches on both paths.
 
+mod golden;
 mod layer;
 mod plan;
 mod rows;
