@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Folder, File, f32s, noise, pair, tensor, tensors, wgkv};
+use crate::support::{File, Folder, f32s, noise, pair, tensor, tensors, wgkv};
 
 const BACKENDS: [&str; 2] = ["cpu", "auto"];
 
@@ -11,7 +11,12 @@ fn replay(folder: &Folder, input: &File, ops: &Value, args: &[&str]) -> (Vec<Val
     let input = folder.write("kv.st", &input.bytes());
     let ops = folder.write("ops.json", ops.to_string().as_bytes());
     let mut line = vec!["replay".into(), input.into_os_string(), "--ops".into()];
-    line.extend([ops.into_os_string(), "-o".into(), folder.path("steps.st").into(), "--json".into()]);
+    line.extend([
+        ops.into_os_string(),
+        "-o".into(),
+        folder.path("steps.st").into(),
+        "--json".into(),
+    ]);
     line.extend(args.iter().map(Into::into));
     let run = wgkv(&line);
     assert_eq!(run.code, 0, "{line:?}: {}", run.stderr);
@@ -97,10 +102,13 @@ fn forks_share_what_they_have_in_common() {
 #[test]
 fn keys_and_values_of_different_width_and_rate() {
     for (dk, dv) in [(192, 128), (64, 256), (80, 112)] {
-        let input = File::new()
-            .f16("layers.0.k", &[2, 3, 230, dk], &noise(1, 6 * 230 * dk))
-            .f16("layers.0.v", &[2, 3, 230, dv], &noise(2, 6 * 230 * dv));
-        let ops = json!([{"append": 200}, {"fork": "a"}, {"trim": 70}, {"append": 30}, {"use": "a"}]);
+        let input = File::new().f16("layers.0.k", &[2, 3, 230, dk], &noise(1, 6 * 230 * dk)).f16(
+            "layers.0.v",
+            &[2, 3, 230, dv],
+            &noise(2, 6 * 230 * dv),
+        );
+        let ops =
+            json!([{"append": 200}, {"fork": "a"}, {"trim": 70}, {"append": 30}, {"use": "a"}]);
         let ends = BACKENDS.map(|backend| {
             let folder = Folder::new();
             let args = ["--k-bits", "2", "--v-bits", "1", "--backend", backend];
@@ -109,7 +117,10 @@ fn keys_and_values_of_different_width_and_rate() {
             assert_eq!(tensor(&out, "step.3.k").1, [2, 3, 160, dk]);
             assert_eq!(tensor(&out, "step.3.v").1, [2, 3, 160, dv]);
             for t in ["k", "v"] {
-                assert_eq!(tensor(&out, &format!("step.0.{t}")), tensor(&out, &format!("step.4.{t}")));
+                assert_eq!(
+                    tensor(&out, &format!("step.0.{t}")),
+                    tensor(&out, &format!("step.4.{t}"))
+                );
             }
             let bytes = |d: u64, bits: u64| 6 * 2 * (64 * d * bits / 8 + 256 + 2 * d);
             assert_eq!(lines[0]["compressed_key_bytes"], bytes(dk as u64, 2));
@@ -190,14 +201,18 @@ fn refuses_what_it_cannot_do() {
     }
     let missing = folder.path("none.json");
     folder.refuses("replay", &input, &["--ops", missing.to_str().expect("a path")], &["none.json"]);
-    let two = pair([1, 1, 4, 64])
-        .f16("layers.1.k", &[1, 1, 4, 64], &noise(1, 256))
-        .f16("layers.1.v", &[1, 1, 4, 64], &noise(1, 256));
+    let two = pair([1, 1, 4, 64]).f16("layers.1.k", &[1, 1, 4, 64], &noise(1, 256)).f16(
+        "layers.1.v",
+        &[1, 1, 4, 64],
+        &noise(1, 256),
+    );
     let two = folder.write("two.st", &two.bytes());
     folder.refuses("replay", &two, &["--ops", ops], &["two.st", "2 layers", "--layers"]);
-    let mla = File::new()
-        .f16("layers.0.k", &[1, 1, 4, 576], &noise(1, 4 * 576))
-        .f16("layers.0.v", &[1, 1, 4, 512], &noise(1, 4 * 512));
+    let mla = File::new().f16("layers.0.k", &[1, 1, 4, 576], &noise(1, 4 * 576)).f16(
+        "layers.0.v",
+        &[1, 1, 4, 512],
+        &noise(1, 4 * 512),
+    );
     let mla = folder.write("mla.st", &mla.bytes());
     folder.refuses("replay", &mla, &["--ops", ops], &["mla.st", "layers.0.k", "576"]);
 }
