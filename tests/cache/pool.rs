@@ -95,7 +95,17 @@ impl World {
         let id = |layer: usize, source: u32| base + u64::from(source) * layers + layer as u64;
         self.memory.carry_out(&self.pool, &step, id, kept);
         self.next_id += u64::from(step.source_rows()) * layers;
-        self.pool.commit(step).unwrap();
+        self.pool.commit(step.clone()).unwrap();
+        // Who copies a page leaves it to others, unless they pack it in the same step.
+        for (_, layer) in step.layers() {
+            let packed = |page| layer.encodes.iter().any(|encode| encode.from == page);
+            for copy in &layer.raw_copies {
+                assert!(self.pool.owners(PageClass::Raw, copy.from) > 0 || packed(copy.from));
+            }
+            for copy in &layer.sink_copies {
+                assert!(self.pool.owners(PageClass::Sink, copy.from) > 0);
+            }
+        }
     }
 
     /// Adds rows and returns whether the budget allowed it.
