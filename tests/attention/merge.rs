@@ -88,3 +88,23 @@ fn many_queries_are_answered_one_by_one() {
     let each: Vec<f32> = got.out.chunks_exact(7 * 64).flat_map(|out| out[..64].to_vec()).collect();
     assert_eq!(alone.cpu().out, each);
 }
+
+#[test]
+fn more_rows_than_one_dimension_of_workgroups() {
+    let mut shape = Shape::simple(0, 8, Dtype::F16);
+    (shape.batch, shape.kv_heads) = (8193, 8);
+    shape.raw = vec![5; 65_544];
+    let mut case = Case::new(shape, [Kind::Normal, Kind::Constant(1.0), Kind::Constant(1.0)], 34);
+    // The last value of the last row alone is odd.
+    let Data::F16(values) = &mut case.values else { unreachable!() };
+    let last = values.len() - 1;
+    values[last] = half::f16::from_f32(6.0);
+    for path in PATHS {
+        let got = case.run(path);
+        assert_eq!(got.lse.len(), 65_544);
+        for (at, value) in got.out.iter().enumerate() {
+            let expected = if at + 1 == got.out.len() { 2.0 } else { 1.0 };
+            assert!((value - expected).abs() <= 1e-6, "{path:?} at {at}: {value}");
+        }
+    }
+}

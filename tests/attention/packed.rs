@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use wgkv::shape::Dtype;
 
-use crate::common::{Case, Kind, Shape};
+use crate::common::{Case, Kind, PATHS, Random, Shape};
 use crate::raw::groups;
 
 /// See [`Case::judge`].
@@ -143,5 +143,22 @@ fn causal_attention_goes_by_positions_in_pages() {
     for first in [0, 100, 270, 276] {
         case.config.causal = Some(first);
         case.judge_paths(SLACK);
+    }
+}
+
+#[test]
+fn pages_that_no_encoder_made_give_finite_outputs() {
+    for bits in [1, 2] {
+        let mut shape = Shape::simple(3, 64, Dtype::F32);
+        (shape.pages, shape.bits, shape.group) = (vec![3], (bits, bits), 2);
+        let mut case = Case::new(shape, [Kind::Normal; 3], 25);
+        let mut random = Random(26);
+        for pages in [&mut case.key_pages, &mut case.value_pages] {
+            pages.iter_mut().for_each(|word| *word = random.bits() as u32);
+        }
+        for path in PATHS {
+            let got = case.run(path);
+            assert!(got.out.iter().chain(&got.lse).all(|v| v.is_finite()), "{path:?}: {got:?}");
+        }
     }
 }

@@ -62,10 +62,8 @@ pub fn attend(
     view.check(causal)?;
     let DeviceQueries { data, dtype, batch, heads, tokens, head_dim } = *queries;
     let shape = QueryShape { batch, heads, tokens, head_dim };
-    let elements = data.size as usize / dtype.bytes();
-    // A slice is whole words, so one with an odd number of 16-bit elements holds one more.
     let expected = batch.saturating_mul(heads).saturating_mul(tokens).saturating_mul(head_dim);
-    let elements = if elements == expected + 1 { expected } else { elements };
+    let elements = (data.size as usize / dtype.bytes()).min(expected);
     let plan = Plan::new(view.kv_rows, view.head_dim_k, view.head_dim_v, shape, elements, config)?;
     view::check_count("queries", plan.queries())?;
     let context = rec.context();
