@@ -7,8 +7,6 @@ params! {
     pub struct SelectParams {
         /// Rows.
         rows: u32,
-        /// Tokens of each row.
-        tokens: u32,
         /// First tokens of each row, which have the top key.
         sinks: u32,
     }

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Threshold of the `counts[row]` highest keys of every row: `thresholds` is [rows] of (key, ties that
-// are taken, keys equal to it, keys above it). Dispatched by src/primitives/gpu/select.rs; twin
+// are taken, keys equal to it, keys above it). Row r has the scores from starts[r] to starts[r + 1],
+// and may have none. Dispatched by src/primitives/gpu/select.rs; twin
 // src/primitives/cpu/select.rs.
 // A workgroup takes one row; four passes of 8 bits.
 
 struct Params {
     rows: u32,
-    tokens: u32,
     sinks: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> scores: array<u32>;
-@group(0) @binding(2) var<storage, read> counts: array<u32>;
-@group(0) @binding(3) var<storage, read_write> thresholds: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read> starts: array<u32>;
+@group(0) @binding(3) var<storage, read> counts: array<u32>;
+@group(0) @binding(4) var<storage, read_write> thresholds: array<vec4<u32>>;
 
 @compute @workgroup_size(256)
 fn main(
@@ -21,11 +22,12 @@ fn main(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
 ) {
-    let row = workgroup.y * workgroups.x + workgroup.x;
-    let live = row < params.rows;
-    let tokens = select(0u, params.tokens, live);
-    let base = row * params.tokens;
-    let count = min(counts[min(row, params.rows - 1u)], params.tokens);
+    let place = workgroup.y * workgroups.x + workgroup.x;
+    let live = place < params.rows;
+    let row = min(place, params.rows - 1u);
+    let base = starts[row];
+    let tokens = select(0u, starts[row + 1u] - base, live);
+    let count = min(counts[row], tokens);
 
     var threshold = 0u;
     // A count of 0 finds the highest key and takes none of its ties.
@@ -46,6 +48,7 @@ fn main(
         equal = bin.z;
     }
     if lane == 0u && live {
-        thresholds[row] = vec4<u32>(threshold, select(rank, 0u, count == 0u), equal, above);
+        let found = vec4<u32>(threshold, select(rank, 0u, count == 0u), equal, above);
+        thresholds[row] = select(found, vec4<u32>(0xffffffffu, 0u, 0u, 0u), tokens == 0u);
     }
 }

@@ -14,6 +14,7 @@ pub mod spread;
 pub mod surprise;
 
 pub use crate::primitives::gpu::gather::{Gathered, first_beyond};
+pub use budgets::allocate_head_budgets;
 pub use evict::{DeviceEvicted, DeviceKept, compress_prefill, gather, keep};
 pub use score::{DeviceScores, score};
 
