@@ -1,15 +1,12 @@
 //! Steps 2 and 3: how far each key stands from the means of the three scales, not yet normalised.
 
 use super::anchor::{Window, add};
+use super::mean::{BLOCKS_PER_TASK, mean};
 use super::norm;
 use crate::nestedkv::plan::{DIRECT_WINDOW, RESTART};
 use crate::primitives::math::{dot, dot_pair};
 use crate::primitives::parallel;
 use crate::shape::Elements;
-
-/// Blocks that one task takes; a function of nothing else, so that results do not depend on the
-/// number of threads.
-const BLOCKS_PER_TASK: usize = 16;
 
 /// Token rows whose keys are to be scored.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +45,6 @@ pub struct Raw<'a> {
 
 struct Task<'a> {
     keys: Keys<'a>,
-    row: usize,
     start: usize,
     tokens: usize,
     episodic: &'a mut [f32],
@@ -66,31 +62,26 @@ pub fn anomaly(rows: Vec<Raw<'_>>, block: usize, window: usize) {
     let per_row = tokens.div_ceil(span);
     let mut tasks = Vec::with_capacity(rows.len() * per_row);
     let mut stable = Vec::with_capacity(rows.len());
-    for (row, raw) in rows.into_iter().enumerate() {
+    for raw in rows {
         let [s, e, c] = raw.scores;
         stable.push((raw.keys, s));
         let parts = e.chunks_mut(span).zip(c.chunks_mut(span)).zip(raw.factors.chunks_mut(span));
         for (index, ((episodic, current), factors)) in parts.enumerate() {
             let start = index * span;
-            tasks.push(Task { keys: raw.keys, row, start, tokens, episodic, current, factors });
+            tasks.push(Task { keys: raw.keys, start, tokens, episodic, current, factors });
         }
     }
     // What each task found, in order: the row's sum adds up the same way every time.
     let sums = parallel::map(tasks, |task| run(task, dim, block, window));
-    let mut means = vec![0.0f32; stable.len() * dim];
-    let mut factors: Vec<&[f32]> = Vec::with_capacity(sums.len());
-    for (row, sum, f) in &sums {
-        add(&mut means[row * dim..(row + 1) * dim], sum);
-        factors.push(f);
-    }
-    for mean in &mut means {
-        *mean /= tokens as f32;
-    }
+    let means: Vec<Vec<f32>> = sums
+        .chunks(per_row)
+        .map(|row| mean(row.iter().map(|(sum, _)| sum.as_slice()), dim, tokens))
+        .collect();
     let mut tasks = Vec::with_capacity(sums.len());
     for (row, (keys, scores)) in stable.into_iter().enumerate() {
-        let mean = &means[row * dim..(row + 1) * dim];
+        let mean = means[row].as_slice();
         for (index, part) in scores.chunks_mut(span).enumerate() {
-            tasks.push((keys, index * span, mean, factors[row * per_row + index], part));
+            tasks.push((keys, index * span, mean, sums[row * per_row + index].1, part));
         }
     }
     parallel::for_each(tasks, |(keys, start, mean, factors, out)| {
@@ -103,10 +94,9 @@ pub fn anomaly(rows: Vec<Raw<'_>>, block: usize, window: usize) {
     });
 }
 
-/// Episodic and current scores of some blocks; returns the row, the sum of its normalised keys and
-/// their factors.
-fn run(task: Task<'_>, dim: usize, block: usize, window: usize) -> (usize, Vec<f32>, &[f32]) {
-    let Task { keys, row, start, tokens, episodic, current, factors } = task;
+/// Episodic and current scores of some blocks; returns the sum of the normalised keys and the factors.
+fn run(task: Task<'_>, dim: usize, block: usize, window: usize) -> (Vec<f32>, &[f32]) {
+    let Task { keys, start, tokens, episodic, current, factors } = task;
     let end = start + factors.len();
     let mut recent = Window::new(dim, window, block, tokens);
     for token in start.saturating_sub(window)..start {
@@ -138,5 +128,5 @@ fn run(task: Task<'_>, dim: usize, block: usize, window: usize) -> (usize, Vec<f
             current[token - start] = -(c / (token + 1).min(window) as f32);
         }
     }
-    (row, total, factors)
+    (total, factors)
 }
