@@ -6,6 +6,7 @@ use wgkv::nestedkv::{self, EvictConfig, ScoreConfig};
 use wgkv::nsnquant::{self, Codec};
 use wgkv::shape::{Elements, Tensor};
 
+use crate::device;
 use crate::engine::Engine;
 use crate::file::Fail;
 
@@ -56,19 +57,25 @@ impl Engine {
         Ok(nestedkv::cpu::gather(data, &kept)?)
     }
 
-    /// Packs the chunks that start at the token rows `starts`.
+    /// Packs the chunks that start at the token rows `starts`, ascending.
     pub fn encode(
         &self,
         codec: &Codec,
         data: Elements<'_>,
         starts: &[u32],
     ) -> Result<Vec<u32>, Fail> {
-        Ok(nsnquant::cpu::encode(codec, data, starts)?)
+        match self {
+            Self::Cpu => Ok(nsnquant::cpu::encode(codec, data, starts)?),
+            Self::Gpu(gpu) => device::encode(gpu, codec, data, starts),
+        }
     }
 
     /// Decodes pages, `[pages * chunk, D]`.
     pub fn decode(&self, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail> {
-        Ok(nsnquant::cpu::decode(codec, pages)?)
+        match self {
+            Self::Cpu => Ok(nsnquant::cpu::decode(codec, pages)?),
+            Self::Gpu(gpu) => device::decode(gpu, codec, pages),
+        }
     }
 
     /// Attends; outputs `[B, Hq, Nq, D of the values]`.

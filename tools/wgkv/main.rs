@@ -6,6 +6,7 @@ mod args;
 mod attend;
 mod budgets;
 mod compress;
+mod device;
 mod doctor;
 mod engine;
 mod file;
