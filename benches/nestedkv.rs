@@ -32,14 +32,15 @@ fn nestedkv(c: &mut Criterion) {
         let values = uniform(2, HEADS * tokens * DIM);
         let (keys, values) = (tensor(&keys, tokens), tensor(&values, tokens));
         let config = EvictConfig::new(Budget::Uniform(512));
-        let adaptive =
-            EvictConfig::new(Budget::Adaptive { per_head: 512, heads: HEADS });
+        let adaptive = EvictConfig::new(Budget::Adaptive { per_head: 512, heads: HEADS });
         group.throughput(Throughput::Elements((HEADS * tokens) as u64));
         group.bench_function(BenchmarkId::new("evict", tokens), |b| {
             b.iter(|| cpu::compress_prefill(black_box(&keys), &values, &config).expect("evicted"));
         });
         group.bench_function(BenchmarkId::new("score", tokens), |b| {
-            b.iter(|| cpu::score_batched(black_box(&keys), &ScoreConfig::default()).expect("scores"));
+            b.iter(|| {
+                cpu::score_batched(black_box(&keys), &ScoreConfig::default()).expect("scores")
+            });
         });
         let scores = cpu::score_batched(&keys, &ScoreConfig::default()).expect("scores");
         let [s, e, k] = &scores.scales;
