@@ -36,7 +36,7 @@ proptest! {
         let got = support::run(|rec| {
             let (scores, starts) = (Slice::all(&buffers[0]), Slice::all(&index[1]));
             let counts = Slice::all(&buffers[1]);
-            let at = select::record(rec, scores, starts, rows, sinks as u32, counts)?;
+            let at = select::record(rec, scores, starts, rows, tokens, sinks as u32, counts)?;
             let (at, ends) = (Slice::all(&at), Slice::all(&index[0]));
             compact::record(rec, scores, rows, tokens, sinks as u32, at, ends, total)
         }).expect("positions");

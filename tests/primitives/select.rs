@@ -16,7 +16,7 @@ pub fn rows() -> impl Strategy<Value = Vec<Vec<f32>>> {
         4 => (0u32..6).prop_map(|x| x as f32),
         1 => prop::sample::select(vec![0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY]),
     ];
-    let length = prop_oneof![3 => 0usize..40, 2 => 200usize..600];
+    let length = prop_oneof![3 => 0usize..40, 2 => 200usize..600, 1 => 1020usize..1030];
     prop::collection::vec(
         length.prop_flat_map(move |n| prop::collection::vec(value.clone(), n)),
         1..8,
@@ -38,10 +38,11 @@ proptest! {
             starts.push(starts[starts.len() - 1] + row.len() as u32);
         }
         let (scores, starts, on_device) = (upload(&rows.concat()), upload(&starts), upload(&counts));
+        let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
         let found = support::run(|rec| {
             let (scores, starts, counts) =
                 (Slice::all(&scores), Slice::all(&starts), Slice::all(&on_device));
-            select::record(rec, scores, starts, rows.len(), sinks as u32, counts)
+            select::record(rec, scores, starts, rows.len(), longest, sinks as u32, counts)
         });
         let found: Vec<[u32; 4]> = support::download_as(&found.expect("thresholds"));
         for ((row, count), got) in rows.iter().zip(counts).zip(found) {

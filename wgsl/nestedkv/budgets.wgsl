@@ -3,7 +3,7 @@
 // `thresholds` takes, the `rest` goes to the highest keys of all heads; equal keys: the lower head,
 // then the lower position. Dispatched by src/nestedkv/gpu/budgets.rs; twin
 // src/nestedkv/cpu/budgets.rs.
-// A workgroup takes one sequence.
+// A workgroup takes one sequence; WG lanes, fewer for short rows.
 
 struct Params {
     sequences: u32,
@@ -20,10 +20,12 @@ struct Params {
 @group(0) @binding(4) var<storage, read> thresholds: array<vec4<u32>>;
 @group(0) @binding(5) var<storage, read_write> budgets: array<u32>;
 
+override WG: u32 = 256u;
+
 var<workgroup> wg_above: atomic<u32>;
 var<workgroup> wg_equal: atomic<u32>;
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(WG)
 fn main(
     @builtin(local_invocation_index) lane: u32,
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -42,7 +44,7 @@ fn main(
             let sure = thresholds[first_row + head];
             let base = starts[first_row + head];
             let tokens = starts[first_row + head + 1u] - base;
-            for (var token = lane; token < tokens; token += 256u) {
+            for (var token = lane; token < tokens; token += WG) {
                 let key = select(order_key(scores[base + token]), ORDER_SINK, token < params.sinks);
                 radix_count(0u, key, border, shift, select(0u, 1u, key < sure.x));
             }
@@ -50,7 +52,8 @@ fn main(
                 radix_count(0u, sure.x, border, shift, sure.z - sure.y);
             }
         }
-        let bin = radix_pick(0u, rank, lane);
+        radix_pick(vec2<u32>(rank, 0u), lane);
+        let bin = radix_found[0];
         border |= bin.x << shift;
         rank -= min(bin.y, rank);
     }
@@ -68,7 +71,7 @@ fn main(
         let tokens = starts[first_row + head + 1u] - base;
         var above = 0u;
         var equal = 0u;
-        for (var token = lane; token < tokens; token += 256u) {
+        for (var token = lane; token < tokens; token += WG) {
             let key = select(order_key(scores[base + token]), ORDER_SINK, token < params.sinks);
             above += select(0u, 1u, key < sure.x && key > border);
             equal += select(0u, 1u, key < sure.x && key == border);
@@ -87,7 +90,7 @@ fn main(
         workgroupBarrier();
     }
     if params.rest == 0u && sequence < params.sequences {
-        for (var head = lane; head < params.heads; head += 256u) {
+        for (var head = lane; head < params.heads; head += WG) {
             budgets[first_row + head] = floors[first_row + head];
         }
     }

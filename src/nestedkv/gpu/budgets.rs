@@ -1,12 +1,12 @@
 //! How the tokens of a sequence are shared out over its heads.
 
 use crate::error::{Error, Result};
-use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
+use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice};
 use crate::nestedkv::config::check_safeguard;
 use crate::nestedkv::params::BudgetsParams;
 use crate::nestedkv::plan::head_floors;
 use crate::primitives::cpu::scan;
-use crate::primitives::gpu::{check_words, select, size};
+use crate::primitives::gpu::{check_words, lanes, select, size};
 
 /// One sequence a workgroup.
 pub(crate) static KERNEL: Kernel = Kernel {
@@ -33,6 +33,8 @@ pub struct Competition<'a> {
     pub scores: Slice<'a>,
     /// `[rows + 1]` u32: row `r` has the scores from `starts[r]` to `starts[r + 1]`.
     pub starts: Slice<'a>,
+    /// Length of the longest row.
+    pub longest: usize,
     /// Tokens that each row is sure of.
     pub floors: &'a [u32],
     /// Rows of a sequence, which compete with each other.
@@ -75,10 +77,10 @@ pub fn record(rec: &mut Recorder<'_>, of: &Competition<'_>) -> Result<wgpu::Buff
     };
     let floors = rec.context().upload("floors", bytemuck::cast_slice(of.floors))?;
     let floors = Slice::all(&floors);
-    let thresholds = select::record(rec, of.scores, of.starts, rows, of.sinks, floors)?;
+    let thresholds = select::record(rec, of.scores, of.starts, rows, of.longest, of.sinks, floors)?;
     let budgets = rec.context().create("budgets", rows as u64 * 4)?;
     let slices = [of.scores, of.starts, floors, Slice::all(&thresholds), Slice::all(&budgets)];
-    rec.dispatch(&KERNEL, &Variant::default(), &params, &slices, Groups(sequences as u64))?;
+    rec.dispatch(&KERNEL, &lanes(of.longest), &params, &slices, Groups(sequences as u64))?;
     Ok(budgets)
 }
 
@@ -110,6 +112,7 @@ pub fn allocate_head_budgets(
     let competition = Competition {
         scores,
         starts: Slice::all(&starts),
+        longest: lengths.iter().copied().max().unwrap_or(0),
         floors: &floors,
         heads: lengths.len(),
         per_sequence: total,

@@ -68,6 +68,7 @@ pub fn keep(
             let competition = budgets::Competition {
                 scores,
                 starts,
+                longest: tokens,
                 floors: &floors,
                 heads: plan.heads,
                 per_sequence: plan.per_sequence,
@@ -78,7 +79,8 @@ pub fn keep(
             (budgets, offsets)
         }
     };
-    let thresholds = select::record(rec, scores, starts, rows, sinks, Slice::all(&budgets))?;
+    let thresholds =
+        select::record(rec, scores, starts, rows, tokens, sinks, Slice::all(&budgets))?;
     let (thresholds, ends) = (Slice::all(&thresholds), Slice::all(&offsets));
     let compact::Compacted { positions, sources } =
         compact::record(rec, scores, rows, tokens, sinks, thresholds, ends, total)?;
