@@ -67,6 +67,16 @@ pub enum Error {
         /// What is allowed, in words.
         expected: &'static str,
     },
+    /// A tensor of another element type than asked for.
+    #[error("{argument} is {got}, expected {expected}")]
+    Dtype {
+        /// Name of the tensor.
+        argument: &'static str,
+        /// Type that came.
+        got: &'static str,
+        /// Type that was expected.
+        expected: &'static str,
+    },
     /// The query heads do not divide among the KV heads.
     #[error("{query_heads} query heads do not divide evenly among {kv_heads} KV heads")]
     QueryHeads {
@@ -164,6 +174,52 @@ pub enum Error {
         got: usize,
         /// Tokens held.
         held: usize,
+    },
+    /// A pool has not the memory for what was asked; nothing has changed.
+    #[error("{needed} bytes of new slabs are needed, the budget leaves {available}")]
+    OutOfBudget {
+        /// Bytes of the slabs that would have to be made.
+        needed: u64,
+        /// Bytes that the budget leaves for new slabs once all empty ones are dropped.
+        available: u64,
+    },
+    /// A sequence that a pool does not hold, or no longer.
+    #[error("{argument} {index} is not in the pool")]
+    UnknownSequence {
+        /// Name of the argument.
+        argument: &'static str,
+        /// Place of the sequence in the pool, as its id says.
+        index: u32,
+    },
+    /// A sequence that was named twice where each may come once.
+    #[error("{argument}[{index}] names a sequence that came before")]
+    Repeated {
+        /// Name of the list.
+        argument: &'static str,
+        /// Place in the list.
+        index: usize,
+    },
+    /// Something needs a prompt that is declared finished.
+    #[error("{argument} is not finished in layer {layer}")]
+    Unfinished {
+        /// What.
+        argument: &'static str,
+        /// First layer where it is not.
+        layer: usize,
+    },
+    /// Which positions were kept of an evicted prompt has not been told.
+    #[error("the positions kept in layer {layer} are not known")]
+    PositionsUnknown {
+        /// The first such layer.
+        layer: usize,
+    },
+    /// A step was planned on a state that has changed since.
+    #[error("the plan was made at revision {planned}, the pool is at {current}")]
+    StalePlan {
+        /// Revision of the pool when the step was planned.
+        planned: u64,
+        /// Revision of the pool now.
+        current: u64,
     },
 }
 

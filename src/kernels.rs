@@ -1,17 +1,20 @@
 //! Every kernel of the library with every variant that can occur, for tests that translate and lint
 //! them all and for callers who want to build pipelines ahead of their first use.
 
+use crate::cache;
 use crate::gpu::{self, Kernel, Variant};
-use crate::{nestedkv, nsnquant, primitives};
+use crate::{attention, nestedkv, nsnquant, primitives};
 
 /// All kernels, each with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
     let mut kernels = vec![
         (gpu::completion_kernel(), vec![Variant::default()]),
+        (cache::gpu::rows::kernel(), cache::gpu::rows::variants()),
         (nsnquant::gpu::encode_kernel(), nsnquant::gpu::encode_variants()),
         (nsnquant::gpu::decode_kernel(), nsnquant::gpu::decode_variants()),
     ];
     kernels.extend(primitives::gpu::kernels());
     kernels.extend(nestedkv::gpu::kernels());
+    kernels.extend(attention::gpu::kernels());
     kernels
 }

@@ -5,6 +5,8 @@
 //! 2 bits the sign plane (the same shape), `s1` and `s2` (f16 per token), `o` (f16 per channel).
 //! Every plane starts on a word.
 
+pub mod pool;
+
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};

@@ -31,12 +31,22 @@ impl<'a> From<&'a wgpu::Buffer> for Slice<'a> {
 /// # Errors
 /// [`Error::DeviceLimit`] when the device allows no buffer or binding of this size.
 pub fn upload(device: &wgpu::Device, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
+    upload_as(device, label, bytes, storage_usage())
+}
+
+/// As [`upload`], with the usages that the buffer is made with.
+pub(super) fn upload_as(
+    device: &wgpu::Device,
+    label: &'static str,
+    bytes: &[u8],
+    usage: wgpu::BufferUsages,
+) -> Result<wgpu::Buffer> {
     let size = (bytes.len() as u64).next_multiple_of(4).max(4);
     check_size(device, label, size)?;
     let buffer = device.create_buffer(&wgpu::BufferDescriptor {
         label: Some(label),
         size,
-        usage: storage_usage(),
+        usage,
         mapped_at_creation: true,
     });
     fill(&buffer, 0, bytes)?;
@@ -60,7 +70,7 @@ pub(super) fn create(
     }))
 }
 
-fn storage_usage() -> wgpu::BufferUsages {
+pub(super) fn storage_usage() -> wgpu::BufferUsages {
     wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST
 }
 

@@ -73,6 +73,16 @@ impl Context {
         buffer::upload(self.device(), label, bytes)
     }
 
+    /// Makes a storage buffer holding `bytes` that can also be bound as a
+    /// [`super::Binding::Constant`].
+    ///
+    /// # Errors
+    /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size.
+    pub fn upload_constant(&self, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
+        let usage = buffer::storage_usage() | wgpu::BufferUsages::UNIFORM;
+        buffer::upload_as(self.device(), label, bytes, usage)
+    }
+
     /// Makes an empty storage buffer that can also be copied from and to.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::buffer::Slice;
 use super::context::Context;
-use super::kernel::{Kernel, Variant};
+use super::kernel::{Binding, Kernel, Variant};
 use super::params::{Magic, Params, SLOT_BYTES, Slots};
 use super::readback::{self, Readback, Shared};
 use super::timing::{Timer, Timing};
@@ -98,7 +98,7 @@ impl<'a> Recorder<'a> {
     /// # Errors
     /// [`Error::Length`] when the number of slices is not that of the kernel's bindings;
     /// [`Error::DeviceLimit`] for a slice above the binding limit or too many workgroups;
-    /// [`Error::BufferUsage`] for a buffer without `STORAGE`; [`Error::Offsets`] for a slice that
+    /// [`Error::BufferUsage`] for a buffer without `STORAGE` (or `UNIFORM`, for a constant); [`Error::Offsets`] for a slice that
     /// is misaligned or outside its buffer.
     pub fn dispatch<P: Params>(
         &mut self,
@@ -119,7 +119,7 @@ impl<'a> Recorder<'a> {
             });
         }
         for (slice, binding) in slices.iter().zip(kernel.bindings) {
-            check_slice(binding.name(), slice, &limits)?;
+            check_slice(*binding, slice, &limits)?;
         }
         if width == 0 {
             return Ok(());
@@ -271,21 +271,39 @@ impl<'a> Recorder<'a> {
     }
 }
 
-fn check_slice(argument: &'static str, slice: &Slice<'_>, limits: &wgpu::Limits) -> Result<()> {
-    if !slice.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
-        return Err(Error::BufferUsage { argument, usage: "STORAGE" });
+fn check_slice(binding: Binding, slice: &Slice<'_>, limits: &wgpu::Limits) -> Result<()> {
+    let argument = binding.name();
+    let constant = matches!(binding, Binding::Constant(_));
+    let (usage, name) = if constant {
+        (wgpu::BufferUsages::UNIFORM, "UNIFORM")
+    } else {
+        (wgpu::BufferUsages::STORAGE, "STORAGE")
+    };
+    if !slice.buffer.usage().contains(usage) {
+        return Err(Error::BufferUsage { argument, usage: name });
     }
-    if slice.size > limits.max_storage_buffer_binding_size {
-        return Err(Error::DeviceLimit {
-            argument,
-            limit: "max_storage_buffer_binding_size",
-            needed: slice.size,
-            allowed: limits.max_storage_buffer_binding_size,
-        });
+    let (limit, allowed) = if constant {
+        ("max_uniform_buffer_binding_size", limits.max_uniform_buffer_binding_size)
+    } else {
+        ("max_storage_buffer_binding_size", limits.max_storage_buffer_binding_size)
+    };
+    if slice.size > allowed {
+        return Err(Error::DeviceLimit { argument, limit, needed: slice.size, allowed });
     }
+    let (alignment, aligned) = if constant {
+        (
+            limits.min_uniform_buffer_offset_alignment,
+            "a multiple of min_uniform_buffer_offset_alignment",
+        )
+    } else {
+        (
+            limits.min_storage_buffer_offset_alignment,
+            "a multiple of min_storage_buffer_offset_alignment",
+        )
+    };
     let fault = |index, got, expected| Err(Error::Offsets { argument, index, got, expected });
-    if !slice.offset.is_multiple_of(u64::from(limits.min_storage_buffer_offset_alignment)) {
-        return fault(0, slice.offset, "a multiple of min_storage_buffer_offset_alignment");
+    if !slice.offset.is_multiple_of(u64::from(alignment)) {
+        return fault(0, slice.offset, aligned);
     }
     if slice.size == 0 || !slice.size.is_multiple_of(4) {
         return fault(1, slice.size, "a multiple of 4, at least 4");

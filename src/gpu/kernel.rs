@@ -2,21 +2,24 @@
 
 use super::params::ParamsLayout;
 
-/// How a kernel uses a storage binding. Binding 0 is always the parameters (uniform, dynamic offset);
-/// storage bindings follow from 1 in the order of [`Kernel::bindings`].
+/// How a kernel uses a binding. Binding 0 is always the parameters (uniform, dynamic offset); the
+/// others follow from 1 in the order of [`Kernel::bindings`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binding {
-    /// Read only; the name is the WGSL variable's.
+    /// Storage, read only; the name is the WGSL variable's.
     Read(&'static str),
-    /// Read and written; the name is the WGSL variable's.
+    /// Storage, read and written; the name is the WGSL variable's.
     Write(&'static str),
+    /// Uniform: a small table that all invocations read at the same place at the same time, which
+    /// GPUs serve from constant memory and software adapters with one load.
+    Constant(&'static str),
 }
 
 impl Binding {
     /// Name of the WGSL variable.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Read(name) | Self::Write(name) => name,
+            Self::Read(name) | Self::Write(name) | Self::Constant(name) => name,
         }
     }
 }
@@ -37,7 +40,7 @@ pub struct Kernel {
     pub name: &'static str,
     /// Fragments and the stage's own text, joined.
     pub source: &'static str,
-    /// Storage bindings from 1 on.
+    /// Bindings from 1 on.
     pub bindings: &'static [Binding],
     /// Layout of the parameters at binding 0.
     pub params: ParamsLayout,
@@ -90,14 +93,13 @@ impl Pipeline {
         let mut entries =
             vec![entry(0, wgpu::BufferBindingType::Uniform, true, kernel.params.size as u64)];
         for (index, binding) in kernel.bindings.iter().enumerate() {
-            let read_only = matches!(binding, Binding::Read(_));
+            let ty = match binding {
+                Binding::Read(_) => wgpu::BufferBindingType::Storage { read_only: true },
+                Binding::Write(_) => wgpu::BufferBindingType::Storage { read_only: false },
+                Binding::Constant(_) => wgpu::BufferBindingType::Uniform,
+            };
             // No least size: wgpu then takes the shader's element, which need not be one word.
-            entries.push(entry(
-                index as u32 + 1,
-                wgpu::BufferBindingType::Storage { read_only },
-                false,
-                0,
-            ));
+            entries.push(entry(index as u32 + 1, ty, false, 0));
         }
         let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
             label,

@@ -19,9 +19,14 @@ static BUILTIN: &[u8; 2 * VALUES * 4] = include_bytes!("codebook.bin");
 pub struct Codebook {
     signed: Vec<f32>,
     magnitude: Vec<f32>,
-    /// The same books with the channel first, `[8][256]`: what the search reads.
-    columns: [Vec<f32>; 2],
+    /// The same books as the search reads them.
+    blocks: [Vec<Block>; 2],
 }
+
+/// Centroids that are searched side by side: as many as a baseline vector register holds.
+pub(super) const LANES: usize = 4;
+/// A block of centroids, channel first.
+pub(super) type Block = [[f32; LANES]; PIECE];
 
 impl Codebook {
     /// Takes two books `[256, 8]`, row by row.
@@ -36,10 +41,16 @@ impl Codebook {
     }
 
     fn from_checked(signed: Vec<f32>, magnitude: Vec<f32>) -> Self {
-        let columns = [&signed, &magnitude].map(|book| {
-            (0..VALUES).map(|i| book[i % CODEBOOK_ROWS * PIECE + i / CODEBOOK_ROWS]).collect()
-        });
-        Self { signed, magnitude, columns }
+        let block = |rows: &[f32]| {
+            let mut block = Block::default();
+            for (index, value) in rows.iter().enumerate() {
+                block[index % PIECE][index / PIECE] = *value;
+            }
+            block
+        };
+        let blocks =
+            [&signed, &magnitude].map(|book| book.chunks_exact(PIECE * LANES).map(block).collect());
+        Self { signed, magnitude, blocks }
     }
 
     /// The project's own books, trained on normal samples only (`tools/train_codebook`).
@@ -71,9 +82,9 @@ impl Codebook {
         &self.rows(bits)[start..start + PIECE]
     }
 
-    /// The book of a rate with the channel first, `[8, 256]`.
-    pub(super) fn columns(&self, bits: Bits) -> &[f32] {
-        &self.columns[bits.get() - 1]
+    /// The book of a rate in blocks, for the search.
+    pub(super) fn blocks(&self, bits: Bits) -> &[Block] {
+        &self.blocks[bits.get() - 1]
     }
 }
 

@@ -2,11 +2,25 @@
 
 use half::{bf16, f16};
 use wgkv::attention::cpu::Attended;
+use wgkv::attention::gpu::{self, DeviceCacheView, DevicePackedView, DeviceQueries};
 use wgkv::attention::{AttendConfig, CacheView, PackedView, Queries, cpu};
+use wgkv::gpu::Slice;
 use wgkv::judge::{self, attention::Rows, nsnquant, widen};
 use wgkv::layout::{Bits, PageLayout};
+use wgkv::nsnquant::gpu::DeviceCodec;
 use wgkv::nsnquant::{Codebook, Codec};
 use wgkv::shape::{Dtype, Elements};
+
+use crate::support;
+
+/// A path through the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    Cpu,
+    Gpu,
+}
+
+pub const PATHS: [Path; 2] = [Path::Cpu, Path::Gpu];
 
 /// Owned elements of one type.
 #[derive(Clone, Debug)]
@@ -246,6 +260,78 @@ impl Case {
 
     pub fn cpu(&self) -> Attended {
         cpu::attend(&self.view(), &self.query_view(), &self.config).expect("attention")
+    }
+
+    pub fn gpu(&self) -> Attended {
+        self.try_gpu().expect("attention")
+    }
+
+    pub fn try_gpu(&self) -> wgkv::Result<Attended> {
+        let context = support::context();
+        let upload = |bytes: &[u8]| context.upload("test", bytes).expect("a buffer");
+        let words = |words: &[u32]| upload(bytemuck::cast_slice(words));
+        let raw_offsets = words(&self.raw_offsets);
+        let (keys, values) = (self.keys.elements(), self.values.elements());
+        let (raw_keys, raw_values) = (upload(keys.bytes()), upload(values.bytes()));
+        let positions = words(&self.positions);
+        let queries = upload(self.queries.elements().bytes());
+        let device = |codec: &Codec| DeviceCodec::new(context, codec.clone()).expect("a codec");
+        let (key_codec, value_codec) = (device(&self.key_codec), device(&self.value_codec));
+        let page_offsets = words(&self.page_offsets);
+        let (key_pages, value_pages) = (words(&self.key_pages), words(&self.value_pages));
+        let page_positions = words(&self.page_positions);
+        let causal = self.config.causal.is_some();
+        let view = DeviceCacheView {
+            kv_rows: self.shape.rows(),
+            head_dim_k: self.shape.dim_k,
+            head_dim_v: self.shape.dim_v,
+            raw_tokens: self.positions.len(),
+            key_dtype: keys.dtype(),
+            value_dtype: values.dtype(),
+            raw_offsets: Slice::all(&raw_offsets),
+            raw_keys: Slice::all(&raw_keys),
+            raw_values: Slice::all(&raw_values),
+            raw_positions: causal.then_some(Slice::all(&positions)),
+            packed: (!self.shape.pages.is_empty()).then_some(DevicePackedView {
+                keys: &key_codec,
+                values: &value_codec,
+                pages: self.page_positions.len() / self.shape.chunk,
+                page_offsets: Slice::all(&page_offsets),
+                key_pages: Slice::all(&key_pages),
+                value_pages: Slice::all(&value_pages),
+                page_positions: causal.then_some(Slice::all(&page_positions)),
+            }),
+        };
+        let queries = DeviceQueries {
+            data: Slice::all(&queries),
+            dtype: self.queries.elements().dtype(),
+            batch: self.shape.batch,
+            heads: self.shape.kv_heads * self.shape.group,
+            tokens: self.shape.tokens,
+            head_dim: self.shape.dim_k,
+        };
+        let (out, lse) = support::run(|rec| {
+            let attended = gpu::attend(rec, &view, &queries, &self.config)?;
+            let out = rec.read_back(Slice::all(&attended.out))?;
+            Ok((out, rec.read_back(Slice::all(&attended.lse))?))
+        })?;
+        let floats = |bytes: Vec<u8>| bytemuck::pod_collect_to_vec::<u8, f32>(&bytes);
+        Ok(Attended { out: floats(support::wait(out)), lse: floats(support::wait(lse)) })
+    }
+
+    pub fn run(&self, path: Path) -> Attended {
+        match path {
+            Path::Cpu => self.cpu(),
+            Path::Gpu => self.gpu(),
+        }
+    }
+
+    /// Holds both paths to the judge.
+    pub fn judge_paths(&self, slack: f64) {
+        for path in PATHS {
+            println!("{path:?}");
+            self.judge(&self.run(path), slack);
+        }
     }
 
     /// The rows as the judge reads and decodes them.

@@ -3,12 +3,16 @@
 use proptest::prelude::*;
 use wgkv::shape::Dtype;
 
-use crate::common::{Case, Kind, Shape};
+use crate::common::{Case, Kind, PATHS, Random, Shape};
 use crate::raw::groups;
+
+/// See [`Case::judge`].
+pub const SLACK: f64 = 2.0;
 
 pub const DIMS: [usize; 12] = [16, 32, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512];
 
 pub fn shapes(
+    dims: &'static [usize],
     most_raw: usize,
     most_pages: usize,
 ) -> impl Strategy<Value = (Shape, [Kind; 3], u64)> {
@@ -23,7 +27,7 @@ pub fn shapes(
             Just(Kind::Holes),
         ]
     };
-    let dim = || proptest::sample::select(&DIMS[..]);
+    let dim = || proptest::sample::select(dims);
     let dtype = prop_oneof![Just(Dtype::F32), Just(Dtype::F16), Just(Dtype::Bf16)];
     let heads = (1..3usize, 1..4usize, 1..6usize, 1..4usize);
     let chunks = proptest::sample::select(vec![2usize, 5, 16, 33, 64, 128]);
@@ -71,18 +75,42 @@ proptest! {
 
     #[test]
     fn attention_is_that_of_the_decoded_rows(
-        (shape, kinds, seed) in shapes(150, 3),
+        (shape, kinds, seed) in shapes(&DIMS, 150, 3),
         causal in proptest::option::of(0..300u32),
     ) {
         let mut case = Case::new(shape, kinds, seed);
         case.config.causal = causal;
-        case.judge(&case.cpu(), 3.0);
+        case.judge(&case.cpu(), SLACK);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_gpu_agrees_with_the_decoded_rows(
+        (shape, kinds, seed) in shapes(&[32, 64, 80, 128], 300, 3),
+        causal in proptest::option::of(0..300u32),
+    ) {
+        let mut case = Case::new(shape, kinds, seed);
+        case.config.causal = causal;
+        case.judge(&case.gpu(), SLACK);
+    }
+}
+
+#[test]
+fn every_head_dimension_works_on_both_paths() {
+    for dim in DIMS {
+        let mut shape = Shape::simple(9, dim, Dtype::F16);
+        (shape.pages, shape.chunk, shape.group) = (vec![2], 16, 3);
+        let case = Case::new(shape, [Kind::Normal, Kind::Offset, Kind::Offset], 24);
+        case.judge_paths(SLACK);
     }
 }
 
 #[test]
 fn query_heads_read_the_packed_head_of_their_group() {
-    groups(true, |case| case.judge(&case.cpu(), 3.0));
+    groups(true, |case| case.judge_paths(SLACK));
 }
 
 #[test]
@@ -94,7 +122,7 @@ fn packed_keys_and_values_may_differ_in_width_and_rate() {
             (shape.raw, shape.pages) = (vec![20, 0, 4, 5, 64, 1], vec![3, 0, 1, 2, 1, 2]);
             shape.bits = bits;
             let case = Case::new(shape, [Kind::Normal, Kind::Offset, Kind::Offset], 21);
-            case.judge(&case.cpu(), 3.0);
+            case.judge_paths(SLACK);
         }
     }
 }
@@ -104,7 +132,7 @@ fn non_finite_rows_of_a_chunk_harm_no_neighbour() {
     let mut shape = Shape::simple(0, 64, Dtype::F16);
     shape.pages = vec![2];
     let case = Case::new(shape, [Kind::Normal, Kind::Holes, Kind::Holes], 22);
-    case.judge(&case.cpu(), 3.0);
+    case.judge_paths(SLACK);
 }
 
 #[test]
@@ -114,6 +142,23 @@ fn causal_attention_goes_by_positions_in_pages() {
     let mut case = Case::new(shape, [Kind::Normal, Kind::Offset, Kind::Normal], 23);
     for first in [0, 100, 270, 276] {
         case.config.causal = Some(first);
-        case.judge(&case.cpu(), 3.0);
+        case.judge_paths(SLACK);
+    }
+}
+
+#[test]
+fn pages_that_no_encoder_made_give_finite_outputs() {
+    for bits in [1, 2] {
+        let mut shape = Shape::simple(3, 64, Dtype::F32);
+        (shape.pages, shape.bits, shape.group) = (vec![3], (bits, bits), 2);
+        let mut case = Case::new(shape, [Kind::Normal; 3], 25);
+        let mut random = Random(26);
+        for pages in [&mut case.key_pages, &mut case.value_pages] {
+            pages.iter_mut().for_each(|word| *word = random.bits() as u32);
+        }
+        for path in PATHS {
+            let got = case.run(path);
+            assert!(got.out.iter().chain(&got.lse).all(|v| v.is_finite()), "{path:?}: {got:?}");
+        }
     }
 }

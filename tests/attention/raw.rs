@@ -4,7 +4,7 @@ use wgkv::Error;
 use wgkv::attention::{AttendConfig, NO_KEY, cpu};
 use wgkv::shape::Dtype;
 
-use crate::common::{Case, Data, Kind, Shape};
+use crate::common::{Case, Data, Kind, PATHS, Shape};
 
 /// Each query head must read KV head `j * H / heads`, which holds a value of its own.
 pub fn groups(packed: bool, check: impl Fn(&Case)) {
@@ -38,12 +38,12 @@ fn query_heads_read_the_head_of_their_group() {
     groups(false, |case| {
         let mut case = Case::new(case.shape.clone(), [Kind::Normal; 3], 8);
         constant_heads(&mut case);
-        let got = case.cpu();
         let per_head = case.shape.tokens * case.shape.dim_v;
-        for (at, value) in got.out.iter().enumerate() {
-            let head = at / per_head / case.shape.group;
-            let expected = (head + 1) as f32;
-            assert!((value - expected).abs() <= 5e-7 * expected, "at {at}: {value}");
+        for path in PATHS {
+            for (at, value) in case.run(path).out.iter().enumerate() {
+                let expected = (at / per_head / case.shape.group + 1) as f32;
+                assert!((value - expected).abs() <= 1e-6 * expected, "at {at}: {value}");
+            }
         }
     });
 }
@@ -75,7 +75,7 @@ fn keys_and_values_may_differ_in_width() {
         (shape.dim_v, shape.batch, shape.kv_heads, shape.group) = (dim_v, 2, 3, 2);
         shape.raw = vec![200, 1, 0, 199, 33, 64];
         let case = Case::new(shape, [Kind::Normal, Kind::Offset, Kind::Offset], 10);
-        case.judge(&case.cpu(), 2.0);
+        case.judge_paths(2.0);
     }
     let mut case = Case::new(Shape::simple(4, 512, Dtype::F16), [Kind::Normal; 3], 11);
     case.shape.dim_k = 576;
@@ -90,16 +90,18 @@ fn causal_attention_goes_by_positions() {
     let mut case = Case::new(shape, [Kind::Normal, Kind::Offset, Kind::Normal], 12);
     for first in [0, 5, 250, 291, 299] {
         case.config.causal = Some(first);
-        case.judge(&case.cpu(), 2.0);
+        case.judge_paths(2.0);
     }
     // Positions 0 to 9 are gone: the first queries see nothing.
     case.positions.iter_mut().for_each(|p| *p += 10);
     case.config.causal = Some(5);
-    let got = case.cpu();
-    assert_eq!(got.lse[4], NO_KEY);
-    assert!(got.out[4 * 64..5 * 64].iter().all(|v| *v == 0.0));
-    assert!(got.lse[5] > -1e3);
-    case.judge(&got, 2.0);
+    for path in PATHS {
+        let got = case.run(path);
+        assert_eq!(got.lse[4], NO_KEY);
+        assert!(got.out[4 * 64..5 * 64].iter().all(|v| *v == 0.0));
+        assert!(got.lse[5] > -1e3);
+        case.judge(&got, 2.0);
+    }
     case.config.causal = Some(u32::MAX);
     let error = cpu::attend(&case.view(), &case.query_view(), &case.config);
     assert!(matches!(error, Err(Error::OutOfRange { argument: "causal", .. })));
@@ -110,15 +112,17 @@ fn non_finite_elements_read_as_zero_and_harm_no_neighbour() {
     let mut shape = Shape::simple(200, 64, Dtype::F16);
     shape.group = 4;
     let case = Case::new(shape.clone(), [Kind::Holes; 3], 13);
-    case.judge(&case.cpu(), 2.0);
+    case.judge_paths(2.0);
     let clean = Case::new(shape, [Kind::Normal; 3], 14);
     let mut spoiled = Case::new(clean.shape.clone(), [Kind::Normal; 3], 14);
     if let Data::F16(queries) = &mut spoiled.queries {
         queries[64 + 3] = half::f16::NAN;
     }
-    let (a, b) = (clean.cpu(), spoiled.cpu());
-    assert_eq!(a.out[..64], b.out[..64]);
-    assert_eq!(a.out[128..], b.out[128..]);
+    for path in PATHS {
+        let (a, b) = (clean.run(path), spoiled.run(path));
+        assert_eq!(a.out[..64], b.out[..64]);
+        assert_eq!(a.out[128..], b.out[128..]);
+    }
 }
 
 #[test]

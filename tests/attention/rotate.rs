@@ -3,7 +3,7 @@
 use wgkv::attention::AttendConfig;
 use wgkv::shape::Dtype;
 
-use crate::common::{Case, Kind, Shape};
+use crate::common::{Case, Kind, PATHS, Shape};
 
 #[test]
 fn large_products_stay_finite() {
@@ -11,15 +11,17 @@ fn large_products_stay_finite() {
     shape.pages = vec![2];
     let kinds = [Kind::Constant(200.0), Kind::Constant(200.0), Kind::Normal];
     let case = Case::new(shape, kinds, 1);
-    case.judge(&case.cpu(), 2.0);
+    case.judge_paths(2.0);
 }
 
 #[test]
 fn long_sums_of_large_values_stay_finite() {
     let kinds = [Kind::Normal, Kind::Normal, Kind::Constant(60000.0)];
     let case = Case::new(Shape::simple(40_000, 64, Dtype::F16), kinds, 2);
-    let got = case.cpu();
-    assert!(got.out.iter().all(|v| (v - 60000.0).abs() <= 0.6), "{}", got.out[0]);
+    for path in PATHS {
+        let got = case.run(path);
+        assert!(got.out.iter().all(|v| (v - 60000.0).abs() <= 0.6), "{}", got.out[0]);
+    }
 }
 
 #[test]
@@ -39,7 +41,7 @@ fn the_ends_of_bfloat16_and_f32_survive() {
                 ],
             ] {
                 let case = Case::new(shape.clone(), kinds, 3);
-                case.judge(&case.cpu(), 2.0);
+                case.judge_paths(2.0);
             }
         }
     }
@@ -52,7 +54,7 @@ fn packed_rows_beyond_f16_survive() {
         shape.pages = vec![2];
         let kinds = [Kind::Scaled(1.0 / factor), Kind::Scaled(factor), Kind::Scaled(factor)];
         let case = Case::new(shape, kinds, 4);
-        case.judge(&case.cpu(), 2.0);
+        case.judge_paths(2.0);
     }
 }
 
@@ -60,9 +62,11 @@ fn packed_rows_beyond_f16_survive() {
 fn zero_queries_weigh_all_keys_alike() {
     let kinds = [Kind::Constant(0.0), Kind::Offset, Kind::Normal];
     let case = Case::new(Shape::simple(333, 80, Dtype::F32), kinds, 5);
-    let got = case.cpu();
-    assert!((got.lse[0] - 333f32.ln()).abs() < 1e-5);
-    case.judge(&got, 2.0);
+    for path in PATHS {
+        let got = case.run(path);
+        assert!((got.lse[0] - 333f32.ln()).abs() < 1e-5);
+        case.judge(&got, 2.0);
+    }
 }
 
 #[test]
@@ -71,7 +75,7 @@ fn any_finite_scale_is_kept_and_others_refused() {
     let mut case = Case::new(Shape::simple(50, 64, Dtype::F32), kinds, 6);
     for scale in [0.0, -0.3, 1.0, 1e-20, 1000.0] {
         case.config = AttendConfig { scale: Some(scale), causal: None };
-        case.judge(&case.cpu(), 2.0);
+        case.judge_paths(2.0);
     }
     for scale in [f32::NAN, f32::INFINITY, 2e6] {
         let config = AttendConfig { scale: Some(scale), causal: None };

@@ -38,11 +38,13 @@ fn host_structs_equal_their_wgsl_twins() {
         for (index, binding) in kernel.bindings.iter().enumerate() {
             let variable = at(index as u32 + 1);
             assert_eq!(variable.name.as_deref(), Some(binding.name()), "{}", shader.name);
-            let access = match binding {
-                Binding::Read(_) => StorageAccess::LOAD,
-                Binding::Write(_) => StorageAccess::LOAD | StorageAccess::STORE,
+            let storage = |access| AddressSpace::Storage { access };
+            let space = match binding {
+                Binding::Read(_) => storage(StorageAccess::LOAD),
+                Binding::Write(_) => storage(StorageAccess::LOAD | StorageAccess::STORE),
+                Binding::Constant(_) => AddressSpace::Uniform,
             };
-            assert_eq!(variable.space, AddressSpace::Storage { access }, "{}", shader.name);
+            assert_eq!(variable.space, space, "{}", shader.name);
         }
     }
 }

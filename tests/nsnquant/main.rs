@@ -5,6 +5,11 @@ mod support;
 
 mod codebook;
 mod common;
+mod compare;
 mod decode;
 mod encode;
+mod errors;
+mod generate;
 mod hadamard;
+mod properties;
+mod trials;

@@ -199,6 +199,12 @@ pub fn run(args: &CompressArgs, common: &Common) -> Result<(), Fail> {
     let mut source = Source::open(&args.input)?;
     want(&source, &[Kind::Dense], "keys and values")?;
     let list = layers(&source, common.layers.as_deref())?;
+    for (layer, names) in &list {
+        Pair::check(&source, *layer, names)?;
+        if names.contains_key("q") {
+            Dense::check(&source, *layer, names, "q")?;
+        }
+    }
     let mut output = Output::create(&args.out.output)?;
     let engine = Engine::open(common)?;
     let bar = progress(list.len(), "compressing");

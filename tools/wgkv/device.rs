@@ -1,14 +1,139 @@
-//! The jobs on the GPU. What is larger than one binding of the device is cut at rows or pages, which
-//! do not depend on each other.
+//! The jobs on the GPU. What a limit of the device does not allow at once is done in parts: heads and
+//! pages do not depend on each other.
 
 use std::ops::Range;
 
-use wgkv::gpu::Slice;
+use half::f16;
+use wgkv::Error;
+use wgkv::attention::{AttendConfig, CacheView, Queries, gpu as attention};
+use wgkv::gpu::{Context, DeviceTensor, Slice};
+use wgkv::nestedkv::{Budget, EvictConfig, ScoreConfig, gpu as nestedkv};
 use wgkv::nsnquant::{Codec, gpu as nsnquant};
-use wgkv::shape::{Dtype, Elements};
+use wgkv::shape::{Dtype, Elements, Tensor};
+use wgkv::wgpu::Buffer;
 
 use crate::engine::Gpu;
 use crate::file::Fail;
+use crate::jobs::{Kept, Scored};
+
+/// Scores keys.
+pub fn score(gpu: &Gpu, keys: &Tensor<'_>, config: &ScoreConfig) -> Result<Scored, Fail> {
+    let tokens = keys.tokens();
+    let mut scored = Scored::default();
+    in_parts(0..keys.rows(), 1, &mut |rows| {
+        let data = rows_of(keys, &rows);
+        let answer = gpu.run(|rec| {
+            let buffer = rec.context().upload("wgkv keys", data.bytes())?;
+            let tensor = device_tensor(&buffer, keys, rows.len())?;
+            let scores = nestedkv::score(rec, &tensor, config)?;
+            [&scores.score, &scores.scales, &scores.blend]
+                .map(|part| rec.read_back(Slice::all(part)))
+                .into_iter()
+                .collect()
+        })?;
+        let count = rows.len() * tokens;
+        scored.score.extend(values::<f32>(&answer[0]));
+        let scales = answer[1].chunks_exact(4 * count).chain([answer[2].as_slice()]);
+        for (part, bytes) in scored.parts.iter_mut().zip(scales) {
+            part.extend(values::<f32>(bytes));
+        }
+        Ok(())
+    })?;
+    Ok(scored)
+}
+
+/// Selects by scores `[rows, tokens]`.
+pub fn keep(
+    gpu: &Gpu,
+    scores: &[f32],
+    rows: usize,
+    tokens: usize,
+    config: &EvictConfig,
+) -> Result<Kept, Fail> {
+    // The heads of a sequence share its budget.
+    let together = match config.budget {
+        Budget::Uniform(_) => 1,
+        Budget::Adaptive { heads, .. } => heads.max(1),
+    };
+    let mut kept = Kept { offsets: vec![0], ..Kept::default() };
+    in_parts(0..rows, together, &mut |rows| {
+        let part = &scores[rows.start * tokens..rows.end * tokens];
+        let (mut total, mut sinks_only) = (0, false);
+        let answer = gpu.run(|rec| {
+            let buffer = rec.context().upload("wgkv scores", bytemuck::cast_slice(part))?;
+            let kept = nestedkv::keep(rec, Slice::all(&buffer), rows.len(), tokens, config)?;
+            (total, sinks_only) = (kept.total as usize, kept.sinks_only);
+            [&kept.budgets, &kept.positions]
+                .map(|part| rec.read_back(Slice::all(part)))
+                .into_iter()
+                .collect()
+        })?;
+        for budget in values::<u32>(&answer[0]).take(rows.len()) {
+            let end = kept.offsets[kept.offsets.len() - 1]
+                .checked_add(budget)
+                .ok_or_else(|| Fail::input("more than 4294967295 token rows stay"))?;
+            kept.offsets.push(end);
+        }
+        kept.positions.extend(values::<u32>(&answer[1]).take(total));
+        kept.sinks_only |= sinks_only;
+        Ok(())
+    })?;
+    Ok(kept)
+}
+
+/// Copies the rows that stay, as f16.
+pub fn gather(gpu: &Gpu, data: &Tensor<'_>, kept: &Kept) -> Result<Vec<f16>, Fail> {
+    let (tokens, dim) = (data.tokens(), data.head_dim());
+    let mut copied = Vec::with_capacity(kept.positions.len() * dim);
+    in_parts(0..data.rows(), 1, &mut |rows| {
+        let first = kept.offsets[rows.start];
+        let offsets: Vec<u32> =
+            kept.offsets[rows.start..=rows.end].iter().map(|end| end - first).collect();
+        let budgets: Vec<u32> = offsets.windows(2).map(|row| row[1] - row[0]).collect();
+        let positions = &kept.positions[first as usize..kept.offsets[rows.end] as usize];
+        if positions.is_empty() {
+            return Ok(());
+        }
+        let sources: Vec<u32> = budgets
+            .iter()
+            .enumerate()
+            .flat_map(|(row, &count)| std::iter::repeat_n((row * tokens) as u32, count as usize))
+            .zip(positions)
+            .map(|(start, position)| start + position)
+            .collect();
+        let part = rows_of(data, &rows);
+        let answer = gpu.run(|rec| {
+            let context = rec.context();
+            let buffer = context.upload("wgkv rows", part.bytes())?;
+            let tensor = device_tensor(&buffer, data, rows.len())?;
+            let list = |words: &[u32]| context.upload("wgkv list", bytemuck::cast_slice(words));
+            let device_kept = nestedkv::DeviceKept {
+                offsets: list(&offsets)?,
+                positions: list(positions)?,
+                sources: list(&sources)?,
+                budgets: list(&budgets)?,
+                total: positions.len() as u64,
+                sinks_only: kept.sinks_only,
+            };
+            let gathered = nestedkv::gather(rec, &tensor, &device_kept)?;
+            Ok(vec![
+                rec.read_back(Slice::all(&gathered.rows))?,
+                rec.read_back(Slice::all(&gathered.beyond))?,
+            ])
+        })?;
+        if let Some(row) = nestedkv::first_beyond(&answer[1])? {
+            let row = sources.get(row as usize).map_or(0, |&source| source as usize);
+            let beyond = |value: &f32| value.is_finite() && f16::from_f32(*value).is_infinite();
+            let value = (row * dim..(row + 1) * dim).map(|i| part.get(i)).find(beyond);
+            let row = rows.start * tokens + row;
+            let (argument, value) = ("data".into(), value.unwrap_or(f32::INFINITY));
+            return Err(Error::BeyondF16 { argument, row, value }.into());
+        }
+        copied.extend(values::<f16>(&answer[0]).take(positions.len() * dim));
+        Ok(())
+    })?;
+    Ok(copied)
+}
 
 /// Packs the chunks that start at the token rows `starts`, ascending.
 pub fn encode(
@@ -19,25 +144,19 @@ pub fn encode(
 ) -> Result<Vec<u32>, Fail> {
     let layout = *codec.layout();
     let (dim, chunk) = (layout.head_dim(), layout.chunk());
-    let row_bytes = (dim * data.dtype().bytes()) as u64;
     let device_codec = nsnquant::DeviceCodec::new(&gpu.context, codec.clone())?;
-    let span =
-        |part: &Range<usize>| starts[part.start] as usize..starts[part.end - 1] as usize + chunk;
     let mut words = Vec::with_capacity(starts.len() * layout.words());
-    for part in cut(starts.len(), |part| {
-        let rows = span(part);
-        (rows.len() as u64 * row_bytes).max(part.len() as u64 * 4 * layout.words() as u64)
-            <= gpu.binding_limit()
-    }) {
-        let rows = span(&part);
+    in_parts(0..starts.len(), 1, &mut |part| {
         let first = starts[part.start];
+        let rows = first as usize..starts[part.end - 1] as usize + chunk;
         let local: Vec<u32> = starts[part.clone()].iter().map(|start| start - first).collect();
         let data = data.slice(rows.start * dim..rows.end * dim);
         let answer = gpu.run(|rec| {
             let context = rec.context();
             let rows_buffer = context.upload("wgkv rows", data.bytes())?;
             let starts = context.upload("wgkv starts", bytemuck::cast_slice(&local))?;
-            let pages = context.create("wgkv pages", 4 * (part.len() * layout.words()) as u64)?;
+            let size = 4 * (part.len() * layout.words()) as u64;
+            let pages = context.create("wgkv pages", size)?;
             nsnquant::encode(
                 rec,
                 &device_codec,
@@ -51,7 +170,8 @@ pub fn encode(
             Ok(vec![rec.read_back(Slice::all(&pages))?])
         })?;
         words.extend(values::<u32>(&answer[0]));
-    }
+        Ok(())
+    })?;
     Ok(words)
 }
 
@@ -61,9 +181,8 @@ pub fn decode(gpu: &Gpu, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail>
     let (dim, chunk) = (layout.head_dim(), layout.chunk());
     let count = codec.page_count("pages", pages.len())?;
     let device_codec = nsnquant::DeviceCodec::new(&gpu.context, codec.clone())?;
-    let page_bytes = 4 * layout.words().max(chunk * dim) as u64;
     let mut rows = Vec::with_capacity(count * chunk * dim);
-    for part in cut(count, |part| part.len() as u64 * page_bytes <= gpu.binding_limit()) {
+    in_parts(0..count, 1, &mut |part| {
         let words = &pages[part.start * layout.words()..part.end * layout.words()];
         let starts: Vec<u32> = (0..part.len()).map(|page| (page * chunk) as u32).collect();
         let total_rows = part.len() * chunk;
@@ -71,7 +190,7 @@ pub fn decode(gpu: &Gpu, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail>
             let context = rec.context();
             let pages = context.upload("wgkv pages", bytemuck::cast_slice(words))?;
             let starts = context.upload("wgkv starts", bytemuck::cast_slice(&starts))?;
-            let out = context.create("wgkv rows", (4 * total_rows * dim) as u64)?;
+            let out = context.create("wgkv rows", 4 * (total_rows * dim) as u64)?;
             nsnquant::decode(
                 rec,
                 &device_codec,
@@ -85,30 +204,184 @@ pub fn decode(gpu: &Gpu, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail>
             Ok(vec![rec.read_back(Slice::all(&out))?])
         })?;
         rows.extend(values::<f32>(&answer[0]));
-    }
+        Ok(())
+    })?;
     Ok(rows)
 }
 
-/// Cuts `0..count` into parts that `fits` accepts, as few as can be from the front. A part of one
-/// that does not fit comes all the same: the library names the limit then.
-fn cut(count: usize, fits: impl Fn(&Range<usize>) -> bool) -> Vec<Range<usize>> {
-    let mut parts = Vec::new();
-    let mut start = 0;
-    while start < count {
-        // Fitting is monotonous, so the longest part that fits is found by halving.
-        let (mut low, mut high) = (start + 1, count);
-        while low < high {
-            let middle = low + (high - low).div_ceil(2);
-            if fits(&(start..middle)) {
-                low = middle;
-            } else {
-                high = middle - 1;
-            }
-        }
-        parts.push(start..low);
-        start = low;
+/// Attends; outputs `[B, Hq, Nq, D of the values]`.
+pub fn attend(
+    gpu: &Gpu,
+    view: &CacheView<'_>,
+    queries: &Queries<'_>,
+    config: &AttendConfig,
+) -> Result<Vec<f32>, Fail> {
+    let (rows, kv_heads) = (view.kv_rows, view.kv_rows / queries.batch.max(1));
+    if kv_heads == 0 || !queries.heads.is_multiple_of(kv_heads) {
+        return Err(Error::QueryHeads { query_heads: queries.heads, kv_heads }.into());
     }
-    parts
+    // Query heads of a KV head lie side by side, so each row is a sequence of one KV head too.
+    let group = queries.heads / kv_heads;
+    let per_row = group * queries.tokens;
+    let codecs = match &view.packed {
+        Some(packed) => Some([
+            nsnquant::DeviceCodec::new(&gpu.context, packed.keys.clone())?,
+            nsnquant::DeviceCodec::new(&gpu.context, packed.values.clone())?,
+        ]),
+        None => None,
+    };
+    let mut out = Vec::with_capacity(rows * per_row * view.head_dim_v);
+    in_parts(0..rows, 1, &mut |part| {
+        let width = per_row * queries.head_dim;
+        let asked = queries.data.slice(part.start * width..part.end * width);
+        let count = part.len() * per_row * view.head_dim_v;
+        let answer = gpu.run(|rec| {
+            let cache = DeviceCache::upload(rec.context(), view, &part)?;
+            let data = rec.context().upload("wgkv queries", asked.bytes())?;
+            let device_queries = attention::DeviceQueries {
+                data: Slice::all(&data),
+                dtype: asked.dtype(),
+                batch: part.len(),
+                heads: group,
+                tokens: queries.tokens,
+                head_dim: queries.head_dim,
+            };
+            let device_view = cache.view(view, part.len(), codecs.as_ref());
+            let attended = attention::attend(rec, &device_view, &device_queries, config)?;
+            Ok(vec![rec.read_back(Slice::all(&attended.out))?])
+        })?;
+        out.extend(values::<f32>(&answer[0]).take(count));
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+/// A part of a cache on the device.
+struct DeviceCache {
+    raw_tokens: usize,
+    raw: [Buffer; 4],
+    pages: usize,
+    packed: Option<[Buffer; 4]>,
+}
+
+impl DeviceCache {
+    fn upload(context: &Context, view: &CacheView<'_>, rows: &Range<usize>) -> wgkv::Result<Self> {
+        let list = |words: &[u32]| context.upload("wgkv list", bytemuck::cast_slice(words));
+        let local = |offsets: &[u32]| -> Vec<u32> {
+            let part = &offsets[rows.start..=rows.end];
+            part.iter().map(|end| end - part[0]).collect()
+        };
+        let range = |offsets: &[u32], each: usize| {
+            offsets[rows.start] as usize * each..offsets[rows.end] as usize * each
+        };
+        let floats = |data: Elements<'_>, dim| {
+            context.upload("wgkv raw rows", data.slice(range(view.raw_offsets, dim)).bytes())
+        };
+        // Positions may be left out where attention is not causal.
+        let positions = |all: &[u32], range: Range<usize>| list(all.get(range).unwrap_or(&[]));
+        let packed = match &view.packed {
+            None => None,
+            Some(packed) => {
+                let (keys, values) = (packed.keys.layout(), packed.values.layout());
+                let words = |pages: &[u32], each| list(&pages[range(packed.page_offsets, each)]);
+                let tokens = range(packed.page_offsets, keys.chunk());
+                Some([
+                    list(&local(packed.page_offsets))?,
+                    words(packed.key_pages, keys.words())?,
+                    words(packed.value_pages, values.words())?,
+                    positions(packed.page_positions, tokens)?,
+                ])
+            }
+        };
+        Ok(Self {
+            raw_tokens: range(view.raw_offsets, 1).len(),
+            raw: [
+                list(&local(view.raw_offsets))?,
+                floats(view.raw_keys, view.head_dim_k)?,
+                floats(view.raw_values, view.head_dim_v)?,
+                positions(view.raw_positions, range(view.raw_offsets, 1))?,
+            ],
+            pages: view.packed.map_or(0, |packed| range(packed.page_offsets, 1).len()),
+            packed,
+        })
+    }
+
+    fn view<'a>(
+        &'a self,
+        host: &CacheView<'_>,
+        kv_rows: usize,
+        codecs: Option<&'a [nsnquant::DeviceCodec; 2]>,
+    ) -> attention::DeviceCacheView<'a> {
+        let [raw_offsets, raw_keys, raw_values, raw_positions] = &self.raw;
+        let packed = self.packed.as_ref().zip(codecs).map(|(buffers, [keys, values])| {
+            let [page_offsets, key_pages, value_pages, page_positions] = buffers;
+            attention::DevicePackedView {
+                keys,
+                values,
+                pages: self.pages,
+                page_offsets: page_offsets.into(),
+                key_pages: key_pages.into(),
+                value_pages: value_pages.into(),
+                page_positions: Some(page_positions.into()),
+            }
+        });
+        attention::DeviceCacheView {
+            kv_rows,
+            head_dim_k: host.head_dim_k,
+            head_dim_v: host.head_dim_v,
+            raw_tokens: self.raw_tokens,
+            key_dtype: host.raw_keys.dtype(),
+            value_dtype: host.raw_values.dtype(),
+            raw_offsets: raw_offsets.into(),
+            raw_keys: raw_keys.into(),
+            raw_values: raw_values.into(),
+            raw_positions: Some(raw_positions.into()),
+            packed,
+        }
+    }
+}
+
+/// Rows of a tensor.
+fn rows_of<'a>(tensor: &Tensor<'a>, rows: &Range<usize>) -> Elements<'a> {
+    let each = tensor.tokens() * tensor.head_dim();
+    tensor.data().slice(rows.start * each..rows.end * each)
+}
+
+/// `rows` rows of the shape of `like` in a buffer.
+fn device_tensor<'a>(
+    buffer: &'a Buffer,
+    like: &Tensor<'_>,
+    rows: usize,
+) -> wgkv::Result<DeviceTensor<'a>> {
+    DeviceTensor::new(
+        "tensor",
+        Slice::all(buffer),
+        like.data().dtype(),
+        rows,
+        like.tokens(),
+        like.head_dim(),
+    )
+}
+
+/// Does a job on a range, and in halves where a limit of the device does not allow it at once.
+/// `together` neighbours stay in one part.
+fn in_parts(
+    range: Range<usize>,
+    together: usize,
+    job: &mut dyn FnMut(Range<usize>) -> Result<(), Fail>,
+) -> Result<(), Fail> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let units = range.len() / together;
+    match job(range.clone()) {
+        Err(fail) if fail.limit && units > 1 => {
+            let middle = range.start + units / 2 * together;
+            in_parts(range.start..middle, together, job)?;
+            in_parts(middle..range.end, together, job)
+        }
+        done => done,
+    }
 }
 
 /// The bytes of a read-back as values.

@@ -106,12 +106,6 @@ impl Gpu {
         Ok(Self { context, info: adapter.get_info(), fault })
     }
 
-    /// Bytes of the largest binding, and so of the largest tensor.
-    pub fn binding_limit(&self) -> u64 {
-        let limits = self.context.device().limits();
-        limits.max_storage_buffer_binding_size.min(limits.max_buffer_size / 2)
-    }
-
     /// Records work with `record`, runs it, and hands back the bytes of the read-backs it asked for.
     pub fn run(
         &self,

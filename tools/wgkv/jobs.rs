@@ -30,9 +30,14 @@ pub struct Kept {
 impl Engine {
     /// Scores keys.
     pub fn score(&self, keys: &Tensor<'_>, config: &ScoreConfig) -> Result<Scored, Fail> {
-        let scores = nestedkv::cpu::score_batched(keys, config)?;
-        let [stable, episodic, current] = scores.scales;
-        Ok(Scored { score: scores.score, parts: [stable, episodic, current, scores.blend] })
+        match self {
+            Self::Cpu => {
+                let scores = nestedkv::cpu::score_batched(keys, config)?;
+                let [stable, episodic, current] = scores.scales;
+                Ok(Scored { score: scores.score, parts: [stable, episodic, current, scores.blend] })
+            }
+            Self::Gpu(gpu) => device::score(gpu, keys, config),
+        }
     }
 
     /// Selects by scores `[rows, tokens]`.
@@ -43,18 +48,29 @@ impl Engine {
         tokens: usize,
         config: &EvictConfig,
     ) -> Result<Kept, Fail> {
-        let kept = nestedkv::cpu::keep(scores, rows, tokens, config)?;
-        Ok(Kept { offsets: kept.offsets, positions: kept.positions, sinks_only: kept.sinks_only })
+        match self {
+            Self::Cpu => {
+                let kept = nestedkv::cpu::keep(scores, rows, tokens, config)?;
+                let (offsets, positions) = (kept.offsets, kept.positions);
+                Ok(Kept { offsets, positions, sinks_only: kept.sinks_only })
+            }
+            Self::Gpu(gpu) => device::keep(gpu, scores, rows, tokens, config),
+        }
     }
 
     /// Copies the rows that stay, as f16.
     pub fn gather(&self, data: &Tensor<'_>, kept: &Kept) -> Result<Vec<f16>, Fail> {
-        let kept = nestedkv::cpu::Kept {
-            offsets: kept.offsets.clone(),
-            positions: kept.positions.clone(),
-            sinks_only: kept.sinks_only,
-        };
-        Ok(nestedkv::cpu::gather(data, &kept)?)
+        match self {
+            Self::Cpu => {
+                let kept = nestedkv::cpu::Kept {
+                    offsets: kept.offsets.clone(),
+                    positions: kept.positions.clone(),
+                    sinks_only: kept.sinks_only,
+                };
+                Ok(nestedkv::cpu::gather(data, &kept)?)
+            }
+            Self::Gpu(gpu) => device::gather(gpu, data, kept),
+        }
     }
 
     /// Packs the chunks that start at the token rows `starts`, ascending.
@@ -85,6 +101,9 @@ impl Engine {
         queries: &Queries<'_>,
         config: &AttendConfig,
     ) -> Result<Vec<f32>, Fail> {
-        Ok(attention::cpu::attend(view, queries, config)?.out)
+        match self {
+            Self::Cpu => Ok(attention::cpu::attend(view, queries, config)?.out),
+            Self::Gpu(gpu) => device::attend(gpu, view, queries, config),
+        }
     }
 }

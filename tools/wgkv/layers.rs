@@ -190,6 +190,31 @@ pub struct Dense {
 }
 
 impl Dense {
+    /// Judges a tensor of a layer by the header alone: its name in the file and its shape.
+    pub fn check<R: Read + Seek>(
+        source: &Source<R>,
+        layer: u32,
+        names: &Names,
+        tensor: &str,
+    ) -> Result<(String, [usize; 4]), Fail> {
+        let Some(name) = names.get(tensor) else {
+            return Err(source.fail(&format!("layers.{layer}.{tensor}"), "is missing"));
+        };
+        let entry = source.entry(name, 4)?;
+        if !entry.dtype.is_float() {
+            let message = format!("has dtype {}, expected F32, F16 or BF16", entry.dtype.name());
+            return Err(source.fail(name, message));
+        }
+        let shape = entry.shape;
+        if let Some(axis) = shape.iter().position(|&n| n == 0) {
+            let message = format!("has shape {shape:?}: {} is 0", ["B", "H", "N", "D"][axis]);
+            return Err(source.fail(name, message));
+        }
+        check_head_dim("head dim", shape[3])
+            .map_err(|e| Fail::from(e).at(shown(name)).at(source.name()))?;
+        Ok((name.clone(), [shape[0], shape[1], shape[2], shape[3]]))
+    }
+
     /// Reads a tensor of a layer; an error when it is missing.
     pub fn read<R: Read + Seek>(
         source: &mut Source<R>,
@@ -197,34 +222,17 @@ impl Dense {
         names: &Names,
         tensor: &str,
     ) -> Result<Self, Fail> {
-        let Some(name) = names.get(tensor) else {
-            return Err(source.fail(&format!("layers.{layer}.{tensor}"), "is missing"));
-        };
-        // The shape is judged before the data are read.
-        let shape = source.entry(name, 4)?.shape;
-        if let Some(axis) = shape.iter().position(|&n| n == 0) {
-            let message = format!("has shape {shape:?}: {} is 0", ["B", "H", "N", "D"][axis]);
-            return Err(source.fail(name, message));
-        }
-        check_head_dim("head dim", shape[3])
-            .map_err(|e| Fail::from(e).at(shown(name)).at(source.name()))?;
-        let (_, data) = source.floats(name, 4)?;
+        let (name, [batch, heads, tokens, head_dim]) = Self::check(source, layer, names, tensor)?;
+        let (_, data) = source.floats(&name, 4)?;
         let bad = data.nonfinite();
         if bad > 0 {
             say(&format!(
                 "{}: {}: {bad} elements are NaN or infinite and count as 0",
                 source.name(),
-                shown(name)
+                shown(&name)
             ));
         }
-        Ok(Self {
-            name: name.clone(),
-            batch: shape[0],
-            heads: shape[1],
-            tokens: shape[2],
-            head_dim: shape[3],
-            data,
-        })
+        Ok(Self { name, batch, heads, tokens, head_dim, data })
     }
 
     /// Rows: sequences times heads.
@@ -246,23 +254,35 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Reads both; an error when one is missing or they differ in more than the head dimension.
-    pub fn read<R: Read + Seek>(
-        source: &mut Source<R>,
+    /// Judges both by the header alone; an error when one is missing or they differ in more than
+    /// the head dimension.
+    pub fn check<R: Read + Seek>(
+        source: &Source<R>,
         layer: u32,
         names: &Names,
-    ) -> Result<Self, Fail> {
+    ) -> Result<(), Fail> {
+        // A missing partner is the first thing to say.
         for tensor in ["k", "v"] {
             if !names.contains_key(tensor) {
                 return Err(source.fail(&format!("layers.{layer}.{tensor}"), "is missing"));
             }
         }
-        let k = source.entry(&names["k"], 4)?.shape;
-        let v = source.entry(&names["v"], 4)?.shape;
+        let (k_name, k) = Dense::check(source, layer, names, "k")?;
+        let (v_name, v) = Dense::check(source, layer, names, "v")?;
         if k[..3] != v[..3] {
-            let message = format!("has shape {v:?}, but {} has {k:?}", shown(&names["k"]));
-            return Err(source.fail(&names["v"], message));
+            let message = format!("has shape {v:?}, but {} has {k:?}", shown(&k_name));
+            return Err(source.fail(&v_name, message));
         }
+        Ok(())
+    }
+
+    /// Reads both, as [`Pair::check`] allows.
+    pub fn read<R: Read + Seek>(
+        source: &mut Source<R>,
+        layer: u32,
+        names: &Names,
+    ) -> Result<Self, Fail> {
+        Self::check(source, layer, names)?;
         Ok(Self {
             k: Dense::read(source, layer, names, "k")?,
             v: Dense::read(source, layer, names, "v")?,

@@ -1,6 +1,5 @@
 //! The command line program: safetensors files in, safetensors files and reports out.
 #![deny(unsafe_code)]
-#![allow(dead_code, unused_imports, reason = "verbs that use the rest follow")]
 
 mod args;
 mod attend;

@@ -90,6 +90,9 @@ pub fn score(args: &ScoreArgs, common: &Common) -> Result<(), Fail> {
     let mut source = Source::open(&args.input)?;
     want(&source, &[Kind::Dense], "keys [B, H, N, D]")?;
     let list = layers(&source, common.layers.as_deref())?;
+    for (layer, names) in &list {
+        Dense::check(&source, *layer, names, "k")?;
+    }
     let mut output = Output::create(&args.out.output)?;
     let engine = Engine::open(common)?;
     let bar = progress(list.len(), "scoring");
@@ -128,6 +131,9 @@ pub fn evict(args: &EvictArgs, common: &Common) -> Result<(), Fail> {
     let mut source = Source::open(&args.input)?;
     want(&source, &[Kind::Dense], "keys and values")?;
     let list = layers(&source, common.layers.as_deref())?;
+    for (layer, names) in &list {
+        Pair::check(&source, *layer, names)?;
+    }
     let mut output = Output::create(&args.out.output)?;
     let engine = Engine::open(common)?;
     let bar = progress(list.len(), "evicting");

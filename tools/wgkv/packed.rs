@@ -90,7 +90,7 @@ pub fn places(offsets: &[u32], page_offsets: &[u32], sinks: usize, chunk: usize)
         .zip(page_offsets.windows(2))
         .map(|(rows, pages)| {
             let (start, end) = (rows[0] as usize, rows[1] as usize);
-            let first = (start + sinks).min(end);
+            let first = start.saturating_add(sinks).min(end);
             let last = first + chunk * (pages[1] - pages[0]) as usize;
             Place { sinks: start..first, packed: first..last, tail: last..end }
         })
@@ -179,6 +179,9 @@ impl Packed {
         if rows != offsets.len().saturating_sub(1) {
             let message = format!("has {} entries, expected {} and 1", offsets.len(), rows);
             return Err(source.fail(&offsets_name, message));
+        }
+        if u32::try_from(note.tokens).is_err() {
+            return Err(source.fail(&key, format!("the metadata say {} tokens", note.tokens)));
         }
         let total = offsets[rows] as usize;
         let pages = source.entry(&name("k.pages"), 2)?.shape[0];

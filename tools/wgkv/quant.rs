@@ -32,6 +32,11 @@ pub fn quantize(args: &QuantizeArgs, common: &Common) -> Result<(), Fail> {
     let mut source = Source::open(&args.input)?;
     let kind = want(&source, &[Kind::Dense, Kind::Evicted], "keys and values, or an evicted file")?;
     let list = layers(&source, common.layers.as_deref())?;
+    for (layer, names) in &list {
+        if kind == Kind::Dense {
+            Pair::check(&source, *layer, names)?;
+        }
+    }
     let mut output = Output::create(&args.out.output)?;
     let engine = Engine::open(common)?;
     let bar = progress(list.len(), "packing");

@@ -107,7 +107,10 @@ impl Ragged {
                 .map_err(|e| source.fail(&key, format!("the metadata are not valid: {e}")))?,
             None => Note { batch: 1, heads: rows, tokens: last },
         };
-        if note.batch.checked_mul(note.heads) != Some(rows) || note.tokens < last {
+        if note.batch.checked_mul(note.heads) != Some(rows)
+            || note.tokens < last
+            || u32::try_from(note.tokens).is_err()
+        {
             let message = format!(
                 "the metadata say {} x {} rows of {} tokens, the tensors {rows} of at least {last}",
                 note.batch, note.heads, note.tokens

@@ -24,7 +24,7 @@ struct Params {
 @group(0) @binding(1) var<storage, read> data: array<u32>;
 @group(0) @binding(2) var<storage, read> starts: array<u32>;
 // Centroid i is rows 2i and 2i + 1.
-@group(0) @binding(3) var<storage, read> book: array<vec4<f32>>;
+@group(0) @binding(3) var<uniform> book: array<vec4<f32>, 512>;
 @group(0) @binding(4) var<storage, read_write> pages: array<u32>;
 
 const LANES: u32 = HADAMARD_LANES;

@@ -8,7 +8,7 @@ use crate::attention::plan::{Plan, UNSEEN, WEIGHT_SHIFT};
 use crate::nsnquant::Codec;
 
 /// State of a softmax over some of the tokens, for the queries of a block.
-pub struct Partial {
+pub(super) struct Partial {
     count: usize,
     dim: usize,
     /// Largest logit to base 2.

@@ -4,15 +4,16 @@
 //! not depend on the number of threads.
 
 mod math;
-pub mod merge;
-pub mod packed;
-pub mod raw;
-pub mod rotate;
+mod merge;
+mod packed;
+mod raw;
+mod rotate;
 
 use super::config::AttendConfig;
 use super::plan::{Plan, QueryShape};
 use super::view::{CacheView, Queries};
 use crate::error::Result;
+use crate::primitives::parallel::map;
 
 /// Queries that go through a row's tokens together.
 pub(crate) const BLOCK: usize = 8;
@@ -72,20 +73,6 @@ pub fn attend(
         attended.lse.extend(lse);
     }
     Ok(attended)
-}
-
-/// Runs `work` on every task, on threads where the feature `parallel` is on, and returns the
-/// answers in the order of the tasks.
-fn map<T: Send, R: Send>(tasks: Vec<T>, work: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
-    #[cfg(feature = "parallel")]
-    {
-        use rayon::prelude::*;
-        tasks.into_par_iter().map(work).collect()
-    }
-    #[cfg(not(feature = "parallel"))]
-    {
-        tasks.into_iter().map(work).collect()
-    }
 }
 
 /// Ranges of at most `length` that cover `range`.

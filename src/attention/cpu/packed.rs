@@ -5,11 +5,12 @@ use half::f16;
 use super::math::{dot, dot_tile, weigh_tile};
 use super::merge::Partial;
 use super::rotate::Block;
-use super::{BLOCK, SPLIT, TILE, map, splits};
+use super::{BLOCK, SPLIT, TILE, splits};
 use crate::attention::plan::{Plan, UNSEEN};
 use crate::attention::view::PackedView;
 use crate::layout::{Bits, CODEBOOK_ROWS, PIECE, PageLayout, decode_scale};
 use crate::nsnquant::Codec;
+use crate::primitives::parallel::map;
 
 /// Smallest norm that a token's centroids are divided by.
 const MIN_NORM: f32 = 1e-8;

@@ -3,9 +3,10 @@
 use super::math::{dot_tile, weigh_tile};
 use super::merge::Partial;
 use super::rotate::Block;
-use super::{BLOCK, SPLIT, TILE, map, splits};
+use super::{BLOCK, SPLIT, TILE, splits};
 use crate::attention::plan::{Plan, UNSEEN};
 use crate::attention::view::CacheView;
+use crate::primitives::parallel::map;
 
 /// One partial state for each split of the raw tokens of a row.
 pub(super) fn partials(

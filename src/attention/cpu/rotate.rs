@@ -2,16 +2,16 @@
 
 use core::ops::Range;
 
-use super::map;
 use super::math::{power, times_power};
 use crate::attention::plan::{MIN_EXPONENT, Plan, QUERY_EXPONENT};
 use crate::nsnquant::Codec;
+use crate::primitives::parallel::map;
 use crate::shape::Elements;
 
 /// How the dot products of one query become logits to base 2: limited to ±`limit`, then times
 /// `factor`, then times `boost`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scale {
+pub(super) struct Scale {
     /// Limit of a dot product.
     pub limit: f32,
     /// First factor.
@@ -28,14 +28,14 @@ impl Scale {
 }
 
 /// Queries ready for use.
-pub struct Prepared {
+pub(super) struct Prepared {
     plain: Vec<f32>,
     rotated: Vec<f32>,
     scales: Vec<Scale>,
 }
 
 /// Queries of one block.
-pub struct Block<'a> {
+pub(super) struct Block<'a> {
     /// Number within the row of each query.
     pub(super) queries: Range<usize>,
     /// The queries `[queries, head_dim_k]`.

@@ -3,7 +3,8 @@
 use half::f16;
 
 use crate::error::{Error, Result};
-use crate::layout::{Bits, CODEBOOK_ROWS, PIECE, PageLayout, encode_scale};
+use crate::layout::{Bits, PIECE, PageLayout, encode_scale};
+use crate::nsnquant::codebook::{Block, LANES};
 use crate::nsnquant::codec::{Codec, MIN_SCALE, square_sum};
 use crate::shape::Elements;
 
@@ -136,7 +137,7 @@ impl Scratch {
 
     fn write(&self, codec: &Codec, page: &mut [u32]) {
         let layout = codec.layout();
-        let columns = codec.codebook().columns(layout.bits());
+        let blocks = codec.codebook().blocks(layout.bits());
         for (byte, piece) in self.x.chunks_exact(PIECE).enumerate() {
             let mut target = [0.0; PIECE];
             target.copy_from_slice(piece);
@@ -148,7 +149,7 @@ impl Scratch {
                 }
                 PageLayout::set_byte(page, layout.sign_offset(), byte, signs);
             }
-            PageLayout::set_byte(page, 0, byte, nearest(columns, &target));
+            PageLayout::set_byte(page, 0, byte, nearest(blocks, &target));
         }
         for (token, (s1, s2)) in self.s1.iter().zip(&self.s2).enumerate() {
             PageLayout::set_half(page, layout.s1_offset(), token, encode_scale(*s1));
@@ -186,19 +187,13 @@ fn row_scale(row: &[f32]) -> f32 {
     (rms * down).max(MIN_SCALE)
 }
 
-/// Lanes that are searched side by side.
-const LANES: usize = 16;
-
-/// Index of the centroid with the largest dot product, the first of equals. `columns` is
-/// `[8, 256]`.
-fn nearest(columns: &[f32], target: &[f32; PIECE]) -> u8 {
+/// Index of the centroid with the largest dot product, the first of equals.
+fn nearest(blocks: &[Block], target: &[f32; PIECE]) -> u8 {
     let mut best = [f32::MIN; LANES];
     let mut block_of = [0u32; LANES];
-    for block in 0..CODEBOOK_ROWS / LANES {
+    for (index, block) in blocks.iter().enumerate() {
         let mut dot = [0.0f32; LANES];
-        for (channel, value) in target.iter().enumerate() {
-            let start = channel * CODEBOOK_ROWS + block * LANES;
-            let column = &columns[start..start + LANES];
+        for (value, column) in target.iter().zip(block) {
             for lane in 0..LANES {
                 dot[lane] += value * column[lane];
             }
@@ -206,7 +201,7 @@ fn nearest(columns: &[f32], target: &[f32; PIECE]) -> u8 {
         for lane in 0..LANES {
             let better = dot[lane] > best[lane];
             best[lane] = if better { dot[lane] } else { best[lane] };
-            block_of[lane] = if better { block as u32 } else { block_of[lane] };
+            block_of[lane] = if better { index as u32 } else { block_of[lane] };
         }
     }
     let mut index = block_of[0] as usize * LANES;

@@ -26,7 +26,7 @@ impl DeviceCodec {
     /// [`Error::DeviceLimit`] when the device allows no buffer of 8 KiB.
     pub fn new(context: &Context, codec: Codec) -> Result<Self> {
         let rows = codec.codebook().rows(codec.layout().bits());
-        let book = context.upload("wgkv codebook", bytemuck::cast_slice(rows))?;
+        let book = context.upload_constant("wgkv codebook", bytemuck::cast_slice(rows))?;
         Ok(Self { codec, book })
     }
 

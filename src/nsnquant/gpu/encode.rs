@@ -18,7 +18,7 @@ static KERNEL: Kernel = Kernel {
     bindings: &[
         Binding::Read("data"),
         Binding::Read("starts"),
-        Binding::Read("book"),
+        Binding::Constant("book"),
         Binding::Write("pages"),
     ],
     params: EncodeParams::LAYOUT,

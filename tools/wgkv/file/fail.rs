@@ -9,17 +9,19 @@ pub struct Fail {
     pub code: u8,
     /// One line.
     pub message: String,
+    /// Whether a device limit was in the way, so that less at a time might do.
+    pub limit: bool,
 }
 
 impl Fail {
     /// Bad input or arguments.
     pub fn input(message: impl Into<String>) -> Self {
-        Self { code: 2, message: message.into() }
+        Self { code: 2, message: message.into(), limit: false }
     }
 
     /// No usable adapter, or the device was lost.
     pub fn device(message: impl Into<String>) -> Self {
-        Self { code: 3, message: message.into() }
+        Self { code: 3, message: message.into(), limit: false }
     }
 
     /// The same refusal, said of `place` (a file, a tensor).
@@ -34,7 +36,9 @@ impl From<Error> for Fail {
             Error::DeviceLost { .. } | Error::Incomplete { .. } | Error::MissingFeature { .. } => 3,
             _ => 2,
         };
-        Self { code, message: error.to_string() }
+        let limit = matches!(error, Error::DeviceLimit { .. });
+        let hint = if limit { " (--backend cpu has no such limit)" } else { "" };
+        Self { code, message: format!("{error}{hint}"), limit }
     }
 }
 

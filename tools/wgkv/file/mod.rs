@@ -8,5 +8,5 @@ mod write;
 
 pub use fail::{Fail, shown};
 pub use header::{FileDtype, Header};
-pub use source::{Data, Source};
+pub use source::{Data, Source, said};
 pub use write::{Output, Payload};

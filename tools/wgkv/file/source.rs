@@ -100,11 +100,6 @@ impl<R: Read + Seek> Source<R> {
         Fail::input(message).at(shown(tensor)).at(self.name())
     }
 
-    /// Whether there is a tensor of this name.
-    pub fn has(&self, tensor: &str) -> bool {
-        self.header.tensors.contains_key(tensor)
-    }
-
     /// What the header says of a tensor; an error when it is missing or of another rank.
     pub fn entry(&self, tensor: &str, rank: usize) -> Result<Entry, Fail> {
         let Some(entry) = self.header.tensors.get(tensor) else {

@@ -1,0 +1,229 @@
+//! Attention of one layer: 8 KV heads of 128 channels, 32 query heads.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use half::f16;
+use wgkv::attention::gpu::{DeviceCacheView, DevicePackedView, DeviceQueries};
+use wgkv::attention::{AttendConfig, CacheView, PackedView, Queries, cpu, gpu};
+use wgkv::gpu::{Context, ContextDescriptor, Recorder, Slice};
+use wgkv::layout::{Bits, PageLayout};
+use wgkv::nsnquant::gpu::DeviceCodec;
+use wgkv::nsnquant::{Codebook, Codec};
+use wgkv::shape::{Dtype, Elements};
+use wgkv::wgpu;
+
+const KV_HEADS: usize = 8;
+const HEADS: usize = 32;
+const HEAD_DIM: usize = 128;
+const CHUNK: usize = 64;
+
+fn values(count: usize, mut state: u64) -> Vec<f16> {
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    (0..count).map(|_| f16::from_f32(2.0 * (next() + next() + next()))).collect()
+}
+
+/// A layer's cache, all of it raw and all of it packed, and queries.
+struct Layer {
+    keys: Vec<f16>,
+    values: Vec<f16>,
+    offsets: Vec<u32>,
+    key_pages: Vec<u32>,
+    value_pages: Vec<u32>,
+    page_offsets: Vec<u32>,
+    none: Vec<u32>,
+    codec: Codec,
+    queries: Vec<f16>,
+    query_tokens: usize,
+}
+
+impl Layer {
+    fn new(tokens: usize, query_tokens: usize, bits: u32) -> Self {
+        let bits = Bits::new("bits", bits).expect("1 or 2 bits");
+        let layout = PageLayout::new("data", HEAD_DIM, bits, CHUNK).expect("a layout");
+        let codec = Codec::new(layout, Codebook::builtin()).expect("a codec");
+        let rows = KV_HEADS * tokens;
+        let (keys, vals) = (values(rows * HEAD_DIM, 1), values(rows * HEAD_DIM, 2));
+        let starts: Vec<u32> = (0..rows as u32).step_by(CHUNK).collect();
+        let pack = |data: &[f16]| {
+            wgkv::nsnquant::cpu::encode(&codec, Elements::F16(data), &starts).expect("pages")
+        };
+        let offsets = |count: usize| (0..=KV_HEADS).map(|row| (row * count) as u32).collect();
+        Self {
+            key_pages: pack(&keys),
+            value_pages: pack(&vals),
+            keys,
+            values: vals,
+            offsets: offsets(tokens),
+            page_offsets: offsets(tokens / CHUNK),
+            none: vec![0; KV_HEADS + 1],
+            codec,
+            queries: values(HEADS * query_tokens * HEAD_DIM, 3),
+            query_tokens,
+        }
+    }
+
+    fn view(&self, packed: bool) -> CacheView<'_> {
+        let raw = if packed { 0 } else { self.keys.len() };
+        CacheView {
+            kv_rows: KV_HEADS,
+            head_dim_k: HEAD_DIM,
+            head_dim_v: HEAD_DIM,
+            raw_offsets: if packed { &self.none } else { &self.offsets },
+            raw_keys: Elements::F16(&self.keys[..raw]),
+            raw_values: Elements::F16(&self.values[..raw]),
+            raw_positions: &[],
+            packed: packed.then_some(PackedView {
+                keys: &self.codec,
+                values: &self.codec,
+                page_offsets: &self.page_offsets,
+                key_pages: &self.key_pages,
+                value_pages: &self.value_pages,
+                page_positions: &[],
+            }),
+        }
+    }
+
+    fn queries(&self) -> Queries<'_> {
+        Queries {
+            data: Elements::F16(&self.queries),
+            batch: 1,
+            heads: HEADS,
+            tokens: self.query_tokens,
+            head_dim: HEAD_DIM,
+        }
+    }
+}
+
+const KINDS: [(&str, bool, u32); 3] = [("raw", false, 2), ("2bit", true, 2), ("1bit", true, 1)];
+
+fn on_cpu(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("attention/cpu");
+    group.sample_size(10).measurement_time(Duration::from_secs(3));
+    for (tokens, query_tokens) in [(4096, 1), (16384, 1), (2048, 64)] {
+        group.throughput(Throughput::Elements((KV_HEADS * tokens) as u64));
+        for (name, packed, bits) in KINDS {
+            let layer = Layer::new(tokens, query_tokens, bits);
+            let id = BenchmarkId::new(name, format!("{tokens}x{query_tokens}"));
+            group.bench_function(id, |b| {
+                b.iter(|| {
+                    let config = AttendConfig::default();
+                    cpu::attend(black_box(&layer.view(packed)), &layer.queries(), &config)
+                })
+            });
+        }
+    }
+    group.finish();
+}
+
+fn context() -> Option<Context> {
+    let instance = wgpu::Instance::new(
+        wgpu::InstanceDescriptor {
+            backends: wgpu::Backends::PRIMARY,
+            ..wgpu::InstanceDescriptor::new_without_display_handle()
+        }
+        .with_env(),
+    );
+    let options = wgpu::RequestAdapterOptions {
+        power_preference: wgpu::PowerPreference::HighPerformance,
+        ..Default::default()
+    };
+    let adapter = pollster::block_on(instance.request_adapter(&options)).ok()?;
+    println!("GPU: {}", adapter.get_info().name);
+    let descriptor = wgpu::DeviceDescriptor {
+        required_limits: wgkv::gpu::required_limits(&adapter.limits()),
+        ..Default::default()
+    };
+    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).ok()?;
+    Context::new(&device, &queue, &ContextDescriptor::default()).ok()
+}
+
+/// Attentions of one submit.
+const BATCH: usize = 32;
+
+/// Submits `times` recordings at once and returns the time from there until all have run.
+fn submit<T>(
+    context: &Context,
+    times: u64,
+    record: impl Fn(&mut Recorder<'_>) -> wgkv::Result<T>,
+) -> Duration {
+    let mut encoder = context.device().create_command_encoder(&Default::default());
+    let mut recorder = Recorder::new(context, &mut encoder);
+    let kept: Vec<T> = (0..times).map(|_| record(&mut recorder).expect("a recording")).collect();
+    recorder.finish().expect("a recording");
+    let start = std::time::Instant::now();
+    context.queue().submit([encoder.finish()]);
+    context.device().poll(wgpu::PollType::wait_indefinitely()).expect("the device polls");
+    drop(kept);
+    start.elapsed()
+}
+
+fn on_gpu(criterion: &mut Criterion) {
+    let Some(context) = context() else { return };
+    let mut group = criterion.benchmark_group("attention/gpu");
+    group.sample_size(10).measurement_time(Duration::from_secs(3));
+    let upload = |bytes: &[u8]| context.upload("bench", bytes).expect("a buffer");
+    for (tokens, query_tokens) in [(4096, 1)] {
+        group.throughput(Throughput::Elements((KV_HEADS * tokens) as u64));
+        for (name, packed, bits) in KINDS {
+            let layer = Layer::new(tokens, query_tokens, bits);
+            let codec = DeviceCodec::new(&context, layer.codec.clone()).expect("a codec");
+            let [keys, values, queries] = [&layer.keys, &layer.values, &layer.queries]
+                .map(|data| upload(bytemuck::cast_slice(data)));
+            let [offsets, page_offsets, key_pages, value_pages] =
+                [&layer.offsets, &layer.page_offsets, &layer.key_pages, &layer.value_pages]
+                    .map(|data| upload(bytemuck::cast_slice(data)));
+            let view = DeviceCacheView {
+                kv_rows: KV_HEADS,
+                head_dim_k: HEAD_DIM,
+                head_dim_v: HEAD_DIM,
+                raw_tokens: if packed { 0 } else { KV_HEADS * tokens },
+                key_dtype: Dtype::F16,
+                value_dtype: Dtype::F16,
+                raw_offsets: Slice::all(&offsets),
+                raw_keys: Slice::all(&keys),
+                raw_values: Slice::all(&values),
+                raw_positions: None,
+                packed: packed.then_some(DevicePackedView {
+                    keys: &codec,
+                    values: &codec,
+                    pages: KV_HEADS * tokens / CHUNK,
+                    page_offsets: Slice::all(&page_offsets),
+                    key_pages: Slice::all(&key_pages),
+                    value_pages: Slice::all(&value_pages),
+                    page_positions: None,
+                }),
+            };
+            let queries = DeviceQueries {
+                data: Slice::all(&queries),
+                dtype: Dtype::F16,
+                batch: 1,
+                heads: HEADS,
+                tokens: query_tokens,
+                head_dim: HEAD_DIM,
+            };
+            let id = BenchmarkId::new(name, format!("{tokens}x{query_tokens}"));
+            group.bench_function(id, |b| {
+                b.iter_custom(|times| {
+                    let mut spent = Duration::ZERO;
+                    for first in (0..times).step_by(BATCH) {
+                        let count = (times - first).min(BATCH as u64);
+                        spent += submit(&context, count, |rec| {
+                            gpu::attend(rec, &view, &queries, &AttendConfig::default())
+                        });
+                    }
+                    spent
+                })
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, on_cpu, on_gpu);
+criterion_main!(benches);

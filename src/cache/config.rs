@@ -1,0 +1,113 @@
+//! What a layer's cache is made from.
+
+use std::sync::Arc;
+
+use super::counters::Counters;
+use super::plan::{Frontier, check_count};
+use crate::error::{Error, Result};
+use crate::layout::{Bits, PageLayout};
+use crate::nsnquant::{Codebook, Codec};
+use crate::shape::Dtype;
+
+/// Shape and rates of the cache of one layer.
+#[derive(Clone, Debug)]
+pub struct CacheConfig {
+    /// Rows: sequences times KV heads.
+    pub rows: usize,
+    /// Channels of a key.
+    pub head_dim_k: usize,
+    /// Channels of a value.
+    pub head_dim_v: usize,
+    /// Rate of the packed keys.
+    pub k_bits: Bits,
+    /// Rate of the packed values.
+    pub v_bits: Bits,
+    /// Tokens of a chunk (the paper's residual length; 64, and 128 advised at 1 bit).
+    pub chunk: usize,
+    /// First tokens of a row, raw for good.
+    pub sinks: usize,
+    /// Newest tokens of a row that are always raw.
+    pub recent: usize,
+    /// Element type of the tokens that come and of the raw rows, which keep their bits.
+    pub dtype: Dtype,
+    /// Codebook of the packed rows.
+    pub codebook: Arc<Codebook>,
+}
+
+/// Keys and values share their code: index 0 and 1 of every pair.
+pub(super) const SIDES: [usize; 2] = [0, 1];
+
+/// Shape of an incoming tensor.
+pub(super) struct Incoming {
+    pub(super) argument: &'static str,
+    pub(super) rows: usize,
+    pub(super) tokens: usize,
+    pub(super) head_dim: usize,
+    pub(super) dtype: Dtype,
+}
+
+impl CacheConfig {
+    /// Checks everything and returns an empty frontier and the codecs of keys and values.
+    pub(super) fn parts(&self) -> Result<(Frontier, [Codec; 2])> {
+        if self.rows == 0 {
+            return Err(Error::Empty { argument: "rows" });
+        }
+        check_count("rows", &[self.rows, self.chunk])?;
+        let frontier = Frontier::new(self.chunk, self.sinks, self.recent)?;
+        let codec = |argument, head_dim, bits| {
+            let layout = PageLayout::new(argument, head_dim, bits, self.chunk)?;
+            Codec::new(layout, self.codebook.clone())
+        };
+        let keys = codec("head_dim_k", self.head_dim_k, self.k_bits)?;
+        let values = codec("head_dim_v", self.head_dim_v, self.v_bits)?;
+        Ok((frontier, [keys, values]))
+    }
+
+    /// Channels of keys and values.
+    pub(super) fn head_dims(&self) -> [usize; 2] {
+        [self.head_dim_k, self.head_dim_v]
+    }
+
+    /// Words of one raw token row.
+    pub(super) fn raw_words(&self, side: usize) -> usize {
+        self.head_dims()[side] * self.dtype.bytes() / 4
+    }
+
+    /// Bytes of raw rows of keys and values of `tokens` tokens.
+    pub(super) fn raw_bytes(&self, tokens: usize) -> u64 {
+        SIDES.iter().map(|&side| 4 * (self.rows * tokens * self.raw_words(side)) as u64).sum()
+    }
+
+    /// Checks incoming keys and values and returns how many tokens they hold.
+    pub(super) fn check(&self, keys: &Incoming, values: &Incoming) -> Result<usize> {
+        for (incoming, head_dim) in [(keys, self.head_dim_k), (values, self.head_dim_v)] {
+            let argument = incoming.argument;
+            let equal = |got, expected, reference| {
+                if got == expected {
+                    Ok(())
+                } else {
+                    Err(Error::Mismatch { argument, got, expected, reference })
+                }
+            };
+            equal(incoming.rows, self.rows, "the cache's rows")?;
+            equal(incoming.head_dim, head_dim, "the cache's head dimension")?;
+            equal(incoming.tokens, keys.tokens, "the tokens of keys")?;
+            if incoming.dtype != self.dtype {
+                let (got, expected) = (incoming.dtype.name(), self.dtype.name());
+                return Err(Error::Dtype { argument, got, expected });
+            }
+        }
+        Ok(keys.tokens)
+    }
+
+    /// The counters at a frontier.
+    pub(super) fn counters(
+        &self,
+        frontier: &Frontier,
+        layouts: [PageLayout; 2],
+        held: u64,
+    ) -> Counters {
+        let [keys, values] = &layouts;
+        Counters::new(frontier, self.rows, keys, values, self.dtype.bytes(), held)
+    }
+}

@@ -1,0 +1,72 @@
+//! What a pool is made from.
+
+use crate::error::{Error, Result};
+use crate::layout::Bits;
+use crate::layout::pool::PoolLayout;
+use crate::shape::Dtype;
+
+/// Most rows of [`PoolConfig::recent`].
+pub const MAX_RECENT: usize = 1 << 24;
+
+/// Shape of a model's cache, how it is packed, and how much memory it may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Layers of the model.
+    pub layers: usize,
+    /// KV heads of a layer.
+    pub heads: usize,
+    /// Channels of a key.
+    pub head_dim_k: usize,
+    /// Channels of a value.
+    pub head_dim_v: usize,
+    /// Rates of packed keys and values; `None` keeps all rows raw.
+    pub bits: Option<(Bits, Bits)>,
+    /// Rows of a page and of a packed chunk (the residual length of arXiv 2505.18231; 64, and 128
+    /// advised at 1 bit).
+    pub chunk: usize,
+    /// First rows of a head, raw for good.
+    pub sinks: usize,
+    /// Newest rows of a head that are always raw.
+    pub recent: usize,
+    /// Type of raw elements, f16 or bf16.
+    pub raw: Dtype,
+    /// Bytes that all slabs together may take.
+    pub byte_budget: u64,
+    /// Most bytes of one slab: at most what the device lets a kernel bind.
+    pub slab_bytes: u64,
+}
+
+impl PoolConfig {
+    /// Checks everything and lays out the pages.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] without layers or heads; [`Error::OutOfRange`] and [`Error::HeadDim`] for
+    /// what is outside its range; [`Error::Dtype`] for f32 elements.
+    pub fn layout(&self) -> Result<PoolLayout> {
+        for (argument, count) in [("layers", self.layers), ("heads", self.heads)] {
+            if count == 0 {
+                return Err(Error::Empty { argument });
+            }
+        }
+        let within = |argument, got: usize, min: u64, max: u64| {
+            let got = got as u64;
+            let fault = Error::OutOfRange { argument, got, min, max };
+            if (min..=max).contains(&got) { Ok(()) } else { Err(fault) }
+        };
+        let heads = self.layers.saturating_mul(self.heads);
+        within("layers * heads", heads, 1, u64::from(u32::MAX))?;
+        within("recent", self.recent, 0, MAX_RECENT as u64)?;
+        if self.raw == Dtype::F32 {
+            let (got, expected) = (self.raw.name(), Dtype::F16.name());
+            return Err(Error::Dtype { argument: "raw", got, expected });
+        }
+        PoolLayout::new(
+            self.head_dim_k,
+            self.head_dim_v,
+            self.bits,
+            self.chunk,
+            self.sinks,
+            self.slab_bytes,
+        )
+    }
+}

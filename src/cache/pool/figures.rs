@@ -1,0 +1,173 @@
+//! What a pool reports about its memory.
+
+use super::pool::Pool;
+use super::sequence::SequenceId;
+use crate::error::Result;
+use crate::layout::pool::{PageClass, PageId, PoolLayout};
+
+/// Bytes of pages by what they are for. The sum is that of the pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// Codes of packed pages.
+    pub codes: u64,
+    /// Scales of packed tokens.
+    pub scales: u64,
+    /// Channel means of packed chunks.
+    pub means: u64,
+    /// Raw keys and values of sinks.
+    pub sinks: u64,
+    /// Raw keys and values of tails.
+    pub tail: u64,
+    /// Positions.
+    pub positions: u64,
+    /// What rounds parts up to whole groups of words.
+    pub padding: u64,
+}
+
+impl Parts {
+    /// The parts of so many pages of each class.
+    pub fn new(layout: &PoolLayout, pages: [u64; 3]) -> Self {
+        let [sink, packed, raw] = pages;
+        let row_bytes = 4 * (layout.row_words(0) + layout.row_words(1)) as u64;
+        let sides = layout.packed().map_or(&[][..], |sides| &sides[..]);
+        let sum = |of: fn(&crate::layout::PageLayout) -> usize| {
+            packed * sides.iter().map(|side| of(side) as u64).sum::<u64>()
+        };
+        let rows = |class: PageClass| pages[class.index()] * layout.rows(class) as u64;
+        let mut parts = Self {
+            codes: sum(|side| side.code_bytes()),
+            scales: sum(|side| side.scale_bytes()),
+            means: sum(|side| side.mean_bytes()),
+            sinks: sink * layout.sinks() as u64 * row_bytes,
+            tail: raw * layout.chunk() as u64 * row_bytes,
+            positions: 4 * PageClass::ALL.map(rows).iter().sum::<u64>(),
+            padding: 0,
+        };
+        let held: u64 = PageClass::ALL.map(|c| pages[c.index()] * layout.bytes(c)).iter().sum();
+        parts.padding = held - parts.total();
+        parts
+    }
+
+    /// All bytes.
+    pub const fn total(&self) -> u64 {
+        self.codes
+            + self.scales
+            + self.means
+            + self.sinks
+            + self.tail
+            + self.positions
+            + self.padding
+    }
+}
+
+/// What a pool holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolFigures {
+    /// Sequences.
+    pub sequences: usize,
+    /// Pages held, by class ([`PageClass::index`]), shared ones once.
+    pub pages: [u64; 3],
+    /// Those of them that several sequences hold.
+    pub shared: [u64; 3],
+    /// Slabs, by class.
+    pub slabs: [u64; 3],
+    /// Bytes of the pages held, by part.
+    pub parts: Parts,
+    /// Bytes of the slabs: what is really allocated.
+    pub allocated_bytes: u64,
+    /// Bytes that slabs may take.
+    pub budget_bytes: u64,
+}
+
+/// What a sequence holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceFigures {
+    /// Tokens seen: the next position.
+    pub seen: u32,
+    /// Rows held by all heads of all layers.
+    pub rows: u64,
+    /// Rows of them that are packed.
+    pub packed_rows: u64,
+    /// Pages held, by class ([`PageClass::index`]).
+    pub pages: [u64; 3],
+    /// Those of them that other sequences hold too.
+    pub shared: [u64; 3],
+    /// Bytes of the pages held, by part.
+    pub parts: Parts,
+    /// Bytes that all tokens seen would take as 16-bit keys and values in all heads.
+    pub full_bytes: u64,
+}
+
+impl SequenceFigures {
+    /// Bytes without the pool over bytes in it, a shared page counted in full; 1 for a sequence
+    /// without pages.
+    pub fn ratio(&self) -> f64 {
+        match self.parts.total() {
+            0 => 1.0,
+            held => self.full_bytes as f64 / held as f64,
+        }
+    }
+}
+
+impl Pool {
+    /// Bytes of all slabs.
+    pub fn allocated_bytes(&self) -> u64 {
+        let bytes =
+            |class: PageClass| self.slabs(class).count() as u64 * self.layout.slab_bytes(class);
+        PageClass::ALL.map(bytes).iter().sum()
+    }
+
+    /// Numbers of the slabs of a class.
+    pub fn slabs(&self, class: PageClass) -> impl Iterator<Item = u32> + '_ {
+        self.pages[class.index()].slabs()
+    }
+
+    /// Owners of a page; 0 for one that is not held.
+    pub fn owners(&self, class: PageClass, page: PageId) -> u32 {
+        self.pages[class.index()].refs(&self.layout, page)
+    }
+
+    /// What the pool holds.
+    pub fn figures(&self) -> PoolFigures {
+        let pages = PageClass::ALL.map(|class| self.pages[class.index()].used());
+        PoolFigures {
+            sequences: self.sequences().count(),
+            pages,
+            shared: PageClass::ALL.map(|class| self.pages[class.index()].shared()),
+            slabs: PageClass::ALL.map(|class| self.slabs(class).count() as u64),
+            parts: Parts::new(&self.layout, pages),
+            allocated_bytes: self.allocated_bytes(),
+            budget_bytes: self.config.byte_budget,
+        }
+    }
+
+    /// What a sequence holds.
+    ///
+    /// # Errors
+    /// [`crate::Error::UnknownSequence`].
+    pub fn sequence_figures(&self, sequence: SequenceId) -> Result<SequenceFigures> {
+        let sequence = self.sequence("sequence", sequence)?;
+        let (mut pages, mut shared, mut rows) = ([0; 3], [0; 3], 0);
+        for head in &sequence.heads {
+            let sink = core::slice::from_ref(&head.sink);
+            let lists = [if head.sink.is_none() { &[] } else { sink }, &head.packed, &head.tail];
+            for (class, list) in PageClass::ALL.into_iter().zip(lists) {
+                let several = |page: &&PageId| self.owners(class, **page) > 1;
+                pages[class.index()] += list.len() as u64;
+                shared[class.index()] += list.iter().filter(several).count() as u64;
+            }
+            rows += u64::from(head.rows);
+        }
+        let tokens = u64::from(sequence.seen) * sequence.heads.len() as u64;
+        let row_bytes = 4 * (self.layout.row_words(0) + self.layout.row_words(1)) as u64;
+        Ok(SequenceFigures {
+            seen: sequence.seen,
+            rows,
+            packed_rows: pages[PageClass::Packed.index()] * self.layout.chunk() as u64,
+            pages,
+            shared,
+            parts: Parts::new(&self.layout, pages),
+            full_bytes: tokens * row_bytes,
+        })
+    }
+}

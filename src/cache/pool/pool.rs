@@ -1,0 +1,301 @@
+//! The pool: who holds which pages.
+
+use std::sync::{Arc, OnceLock};
+
+use super::config::PoolConfig;
+use super::pages::Pages;
+use super::plan::Planner;
+use super::sequence::{Kept, Sequence, SequenceId};
+use super::step::{HeadChange, Needs, Operation, SequenceChange, SlabId, Step};
+use crate::error::{Error, Result};
+use crate::layout::pool::{PageClass, PageId, PoolLayout};
+
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    generation: u32,
+    sequence: Option<Sequence>,
+}
+
+/// Pages of many sequences and layers of one model, and the tables that say who holds which.
+///
+/// This is the account, without the memory: [`Pool::plan`] says what an operation does to pages,
+/// one of the two paths does it, [`Pool::commit`] books it.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    pub(super) config: PoolConfig,
+    pub(super) layout: PoolLayout,
+    pub(super) pages: [Pages; 3],
+    pub(super) revision: u64,
+    slots: Vec<Slot>,
+    vacant: Vec<u32>,
+}
+
+impl Pool {
+    /// An empty pool, without slabs.
+    ///
+    /// # Errors
+    /// Those of [`PoolConfig::layout`].
+    pub fn new(config: PoolConfig) -> Result<Self> {
+        let layout = config.layout()?;
+        let pages = PageClass::ALL.map(Pages::new);
+        Ok(Self { config, layout, pages, revision: 0, slots: Vec::new(), vacant: Vec::new() })
+    }
+
+    /// What the pool was made from.
+    pub fn config(&self) -> &PoolConfig {
+        &self.config
+    }
+
+    /// How its pages lie in memory.
+    pub fn layout(&self) -> &PoolLayout {
+        &self.layout
+    }
+
+    /// Counts the changes of pages and slabs; a step can be committed at the revision at which it
+    /// was planned.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Begins a sequence without rows.
+    pub fn begin(&mut self) -> SequenceId {
+        self.insert(Sequence::new(self.config.layers, self.config.heads))
+    }
+
+    fn insert(&mut self, sequence: Sequence) -> SequenceId {
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() as u32 - 1
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.sequence = Some(sequence);
+        SequenceId { index, generation: slot.generation }
+    }
+
+    /// Begins a sequence that is equal to another and shares all its pages.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn fork(&mut self, sequence: SequenceId) -> Result<SequenceId> {
+        let copy = self.sequence("sequence", sequence)?.clone();
+        let [sinks, packed, raw] = &mut self.pages;
+        for head in &copy.heads {
+            if !head.sink.is_none() {
+                sinks.share(&self.layout, head.sink);
+            }
+            head.packed.iter().for_each(|page| packed.share(&self.layout, *page));
+            head.tail.iter().for_each(|page| raw.share(&self.layout, *page));
+        }
+        self.revision += 1;
+        Ok(self.insert(copy))
+    }
+
+    /// Ends a sequence and gives its pages back.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn free(&mut self, sequence: SequenceId) -> Result<()> {
+        self.sequence("sequence", sequence)?;
+        let slot = &mut self.slots[sequence.index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        self.vacant.push(sequence.index);
+        let [sinks, packed, raw] = &mut self.pages;
+        for head in slot.sequence.take().into_iter().flat_map(|sequence| sequence.heads) {
+            if !head.sink.is_none() {
+                sinks.release(&self.layout, head.sink);
+            }
+            head.packed.iter().for_each(|page| packed.release(&self.layout, *page));
+            head.tail.iter().for_each(|page| raw.release(&self.layout, *page));
+        }
+        self.revision += 1;
+        Ok(())
+    }
+
+    /// The sequences that there are, in the order of their places.
+    pub fn sequences(&self) -> impl Iterator<Item = SequenceId> + '_ {
+        self.slots
+            .iter()
+            .zip(0..)
+            .filter(|(slot, _)| slot.sequence.is_some())
+            .map(|(slot, index)| SequenceId { index, generation: slot.generation })
+    }
+
+    pub(super) fn sequence(&self, argument: &'static str, id: SequenceId) -> Result<&Sequence> {
+        self.slots
+            .get(id.index as usize)
+            .filter(|slot| slot.generation == id.generation)
+            .and_then(|slot| slot.sequence.as_ref())
+            .ok_or(Error::UnknownSequence { argument, index: id.index })
+    }
+
+    /// Plans an operation; nothing changes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBudget`] when the slabs that it needs do not fit the budget;
+    /// [`Error::UnknownSequence`], [`Error::Repeated`] for its members; [`Error::Finished`] and
+    /// [`Error::Unfinished`] when prompt and answer are not told apart; [`Error::TrimTooLong`];
+    /// [`Error::PositionsUnknown`] for a trim into an evicted prompt before
+    /// [`Pool::set_positions`]; [`Error::Length`] and [`Error::OutOfRange`] for counts, layers, and
+    /// for more than 32 bits can count.
+    pub fn plan(&self, operation: &Operation<'_>) -> Result<Step> {
+        let step = Planner::plan(self, operation)?;
+        let Needs { slab_bytes: needed, available, .. } = step.needs;
+        if step.needs.fits() { Ok(step) } else { Err(Error::OutOfBudget { needed, available }) }
+    }
+
+    /// What an operation would need, whether or not the budget allows it.
+    ///
+    /// # Errors
+    /// Those of [`Pool::plan`] but [`Error::OutOfBudget`].
+    pub fn needs(&self, operation: &Operation<'_>) -> Result<Needs> {
+        Planner::plan(self, operation).map(|step| step.needs)
+    }
+
+    /// Books a step.
+    ///
+    /// # Errors
+    /// [`Error::StalePlan`] when the pool has changed since it was planned; nothing changes then.
+    pub fn commit(&mut self, step: Step) -> Result<()> {
+        if step.revision != self.revision {
+            let (planned, current) = (step.revision, self.revision);
+            return Err(Error::StalePlan { planned, current });
+        }
+        let changes = step.changes;
+        for change in &changes.sequences {
+            self.sequence("sequence", change.sequence)?;
+        }
+        for slab in &step.dropped {
+            self.pages[slab.class.index()].drop_slab(slab.slab);
+        }
+        for slab in &step.opened {
+            self.pages[slab.class.index()].add_slab(&self.layout, slab.slab);
+        }
+        for (pages, taken) in self.pages.iter_mut().zip(&changes.taken) {
+            taken.iter().for_each(|page| pages.take(&self.layout, *page));
+        }
+        for change in &changes.heads {
+            let id = changes.sequences[change.member as usize].sequence;
+            self.apply(id, change, &changes.pages);
+        }
+        for change in changes.sequences {
+            self.apply_sequence(change);
+        }
+        self.revision += 1;
+        Ok(())
+    }
+
+    fn apply(&mut self, id: SequenceId, change: &HeadChange, pages: &[PageId]) {
+        let Some(sequence) = &mut self.slots[id.index as usize].sequence else { return };
+        let head = &mut sequence.heads[change.head as usize];
+        let [sinks, packed, raw] = &mut self.pages;
+        let layout = &self.layout;
+        let list = |range: &core::ops::Range<u32>| &pages[range.start as usize..range.end as usize];
+        let (new_packed, new_tail) = (list(&change.packed_new), list(&change.tail_new));
+        let gone = change.packed_keep as usize..head.packed.len();
+        let tail_gone = change.tail_keep as usize..head.tail.len();
+        let same = head.sink == change.sink
+            && gone.is_empty()
+            && tail_gone.is_empty()
+            && new_packed.is_empty()
+            && new_tail.is_empty()
+            && change.tail_front == 0;
+        sequence.revision += u64::from(!same);
+        if head.sink != change.sink && !head.sink.is_none() {
+            sinks.release(layout, head.sink);
+        }
+        head.sink = change.sink;
+        head.packed.drain(gone).for_each(|page| packed.release(layout, page));
+        head.packed.extend(new_packed);
+        head.tail.drain(tail_gone).for_each(|page| raw.release(layout, page));
+        head.tail.extend(new_tail);
+        let front = ..change.tail_front as usize;
+        head.tail.drain(front).for_each(|page| raw.release(layout, page));
+        (head.rows, head.prompt) = (change.rows, change.prompt);
+    }
+
+    fn apply_sequence(&mut self, change: SequenceChange) {
+        let heads = self.config.heads;
+        let slot = &mut self.slots[change.sequence.index as usize];
+        let Some(sequence) = &mut slot.sequence else { return };
+        (sequence.seen, sequence.origin) = (change.seen, change.origin);
+        sequence.finished[change.finished.clone()].fill(true);
+        let Some(counts) = change.counts else { return };
+        for (layer, counts) in change.finished.zip(counts.chunks(heads)) {
+            let mut offsets = vec![0; heads + 1];
+            for (head, count) in counts.iter().enumerate() {
+                offsets[head + 1] = offsets[head] + count;
+            }
+            let kept = Kept { tokens: sequence.seen, offsets, positions: OnceLock::new() };
+            sequence.kept[layer] = Some(Arc::new(kept));
+        }
+    }
+
+    /// Tells which positions one layer kept of an evicted prompt: `[sum of the counts]`, head after
+    /// head, ascending in each, the first of each head being the sinks. Forks learn it too.
+    ///
+    /// They are needed for a trim into the prompt and for [`Pool::positions`], nothing else.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`]; [`Error::OutOfRange`] for the layer; [`Error::Unfinished`] for a
+    /// layer that has not evicted; [`Error::Finished`] when they are known; [`Error::Length`] and
+    /// [`Error::Offsets`] for a list that cannot be true.
+    pub fn set_positions(
+        &mut self,
+        sequence: SequenceId,
+        layer: usize,
+        positions: &[u32],
+    ) -> Result<()> {
+        self.check_layer(layer)?;
+        let sequence = self.sequence("sequence", sequence)?;
+        let Some(kept) = &sequence.kept[layer] else {
+            return Err(Error::Unfinished { argument: "the eviction", layer });
+        };
+        let expected = kept.offsets[self.config.heads] as usize;
+        if positions.len() != expected {
+            return Err(Error::Length { argument: "positions", got: positions.len(), expected });
+        }
+        let sinks = self.layout.sinks().min(kept.tokens as usize);
+        for head in kept.offsets.windows(2) {
+            let start = head[0] as usize;
+            let list = &positions[start..head[1] as usize];
+            for (place, &position) in list.iter().enumerate() {
+                let expected = if place < sinks && position as usize != place {
+                    "the sinks first"
+                } else if place > 0 && position <= list[place - 1] {
+                    "more than the one before"
+                } else if position >= kept.tokens {
+                    "a position of the prompt"
+                } else {
+                    continue;
+                };
+                let (index, got) = (start + place, u64::from(position));
+                return Err(Error::Offsets { argument: "positions", index, got, expected });
+            }
+        }
+        kept.positions.set(positions.into()).map_err(|_| Error::Finished { argument: "positions" })
+    }
+
+    /// Lets go of all slabs in which no page is held, and names them.
+    pub fn shrink(&mut self) -> Vec<SlabId> {
+        let mut dropped = Vec::new();
+        for (class, pages) in PageClass::ALL.into_iter().zip(&mut self.pages) {
+            let empty: Vec<u32> = pages.empty_slabs().collect();
+            for slab in empty {
+                pages.drop_slab(slab);
+                dropped.push(SlabId { class, slab });
+            }
+        }
+        self.revision += u64::from(!dropped.is_empty());
+        dropped
+    }
+
+    pub(super) fn check_layer(&self, layer: usize) -> Result<()> {
+        let max = self.config.layers as u64 - 1;
+        let got = layer as u64;
+        if got <= max {
+            Ok(())
+        } else {
+            Err(Error::OutOfRange { argument: "layer", got, min: 0, max })
+        }
+    }
+}

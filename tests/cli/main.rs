@@ -1,0 +1,11 @@
+//! The command line program, run from outside.
+
+mod bad;
+mod file;
+mod good;
+mod help;
+mod odd;
+mod packed;
+mod replay;
+mod support;
+mod trials;

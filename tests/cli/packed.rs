@@ -1,0 +1,173 @@
+//! Packed and evicted files that were tampered with.
+
+use std::path::Path;
+
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+use crate::support::{File, Folder, pair};
+
+/// Takes a file that the program wrote apart, to be changed and written again.
+fn open(path: &Path) -> File {
+    let bytes = std::fs::read(path).expect("the file is there");
+    let file = SafeTensors::deserialize(&bytes).expect("the file is whole");
+    let (_, header) = SafeTensors::read_metadata(&bytes).expect("the file is whole");
+    let mut out = File::new();
+    let mut names = file.names();
+    names.sort();
+    for name in names {
+        let view = file.tensor(name).expect("it is there");
+        out = out.tensor(name, &view.dtype().to_string(), view.shape(), view.data());
+    }
+    out.meta(json!(header.metadata()))
+}
+
+/// The same file with one tensor of u32 replaced.
+fn with_u32(file: &File, name: &str, values: &[u32]) -> File {
+    let mut out = File::new();
+    let mut done = false;
+    for (key, entry) in &file.header {
+        if key == "__metadata__" {
+            continue;
+        }
+        let at = |i: usize| entry["data_offsets"][i].as_u64().expect("a number") as usize;
+        if key == name {
+            out = out.u32(name, values);
+            done = true;
+            continue;
+        }
+        let shape: Vec<usize> =
+            serde_json::from_value(entry["shape"].clone()).expect("a list of numbers");
+        let dtype = entry["dtype"].as_str().expect("a name");
+        out = out.tensor(key, dtype, &shape, &file.data[at(0)..at(1)]);
+    }
+    if !done {
+        out = out.u32(name, values);
+    }
+    out.meta(file.header["__metadata__"].clone())
+}
+
+/// The same file with one number of a layer's metadata replaced.
+fn with_note(file: &File, field: &str, value: Value) -> File {
+    let mut file = file.clone();
+    let text = file.header["__metadata__"]["layers.0"].as_str().expect("text").to_string();
+    let mut note: Value = serde_json::from_str(&text).expect("JSON");
+    note[field] = value;
+    file.header["__metadata__"]["layers.0"] = json!(note.to_string());
+    file
+}
+
+#[test]
+fn packed_files_that_lie_are_refused() {
+    let folder = Folder::new();
+    let dense = folder.write("x.st", &pair([1, 2, 150, 32]).bytes());
+    let args = ["--chunk", "16", "--keep", "0.5", "--backend", "cpu"];
+    let packed = open(&folder.run("compress", &dense, "p.st", &args));
+    let refuse = |file: File, words: &[&str]| {
+        let path = folder.write("bad.st", &file.bytes());
+        folder.refuses("dequantize", &path, &["--backend", "cpu"], words);
+    };
+    let path = folder.write("same.st", &packed.bytes());
+    folder.run("dequantize", &path, "d.st", &["--backend", "cpu"]);
+
+    let mut other = packed.clone();
+    other.header["__metadata__"]["version"] = json!("2");
+    refuse(other, &["version 2"]);
+    let mut other = packed.clone();
+    other.header["__metadata__"]["profile"] = json!("tuned");
+    refuse(other, &["compat"]);
+    let mut other = packed.clone();
+    other.header["__metadata__"]["layers.0"] = json!("{");
+    refuse(other, &["layers.0", "metadata"]);
+    let mut other = packed.clone();
+    other.header.remove("__metadata__");
+    refuse(other, &["layers.0"]);
+
+    for (field, value) in [
+        ("batch", json!(2)),
+        ("batch", json!(0)),
+        ("heads", json!(u64::MAX)),
+        ("tokens", json!(3)),
+        ("tokens", json!(1u64 << 40)),
+        ("k_dim", json!(64)),
+        ("v_dim", json!(60)),
+        ("k_bits", json!(1)),
+        ("v_bits", json!(3)),
+        ("chunk", json!(0)),
+        ("chunk", json!(32)),
+        ("chunk", json!(u64::MAX)),
+        ("sinks", json!(u64::MAX)),
+        ("sinks", json!(70)),
+        ("sinks", json!(-1)),
+        ("recent", json!("x")),
+        ("unknown", json!(1)),
+    ] {
+        refuse(with_note(&packed, field, value), &["layers.0"]);
+    }
+    for (name, values) in [
+        ("layers.0.offsets", vec![]),
+        ("layers.0.offsets", vec![0]),
+        ("layers.0.offsets", vec![0, 75]),
+        ("layers.0.offsets", vec![0, 151, 150]),
+        ("layers.0.offsets", vec![1, 75, 150]),
+        ("layers.0.offsets", vec![0, 75, u32::MAX]),
+        ("layers.0.offsets", vec![0, 10, 150]),
+        ("layers.0.pages_offsets", vec![0, 6, 6]),
+        ("layers.0.pages_offsets", vec![0, 3, 7]),
+        ("layers.0.pages_offsets", vec![0, 0, u32::MAX]),
+        ("layers.0.positions", vec![0; 150]),
+        ("layers.0.positions", (1..151).collect()),
+        ("layers.0.positions", vec![]),
+        ("layers.0.k.pages", vec![0; 8]),
+        ("layers.0.k.raw", vec![0; 8]),
+        ("codebook_signed", vec![0; 2048]),
+    ] {
+        refuse(with_u32(&packed, name, &values), &["bad.st"]);
+    }
+    // Whatever the pages hold, there is nothing in them that could lead astray.
+    let mut noise = packed.clone();
+    let entry = noise.header["layers.0.k.pages"]["data_offsets"].clone();
+    let at = |i: usize| entry[i].as_u64().expect("a number") as usize;
+    for (i, byte) in noise.data[at(0)..at(1)].iter_mut().enumerate() {
+        *byte = (i * 37 + 11) as u8 | 0x80;
+    }
+    let path = folder.write("noise.st", &noise.bytes());
+    folder.run("dequantize", &path, "d.st", &["--backend", "cpu"]);
+}
+
+#[test]
+fn evicted_files_that_lie_are_refused() {
+    let folder = Folder::new();
+    let dense = folder.write("x.st", &pair([1, 2, 50, 32]).bytes());
+    let evicted =
+        open(&folder.run("evict", &dense, "e.st", &["--budget", "20", "--backend", "cpu"]));
+    let refuse = |file: File, words: &[&str]| {
+        let path = folder.write("bad.st", &file.bytes());
+        folder.refuses("quantize", &path, &["--backend", "cpu"], words);
+    };
+    for (name, values) in [
+        ("layers.0.offsets", vec![]),
+        ("layers.0.offsets", vec![0]),
+        ("layers.0.offsets", vec![0, 41, 40]),
+        ("layers.0.offsets", vec![0, 20]),
+        ("layers.0.offsets", vec![0, 20, 39]),
+        ("layers.0.positions", vec![0; 40]),
+        ("layers.0.positions", vec![0; 39]),
+        ("layers.0.positions", (0..20).chain(40..60).collect()),
+    ] {
+        refuse(with_u32(&evicted, name, &values), &["layers.0"]);
+    }
+    for (field, value) in [
+        ("tokens", json!(10)),
+        ("tokens", json!(1u64 << 33)),
+        ("batch", json!(3)),
+        ("heads", json!(u64::MAX)),
+    ] {
+        refuse(with_note(&evicted, field, value), &["layers.0"]);
+    }
+    // Without metadata the tensors alone say enough.
+    let mut bare = evicted.clone();
+    bare.header.remove("__metadata__");
+    let path = folder.write("bare.st", &bare.bytes());
+    folder.run("quantize", &path, "p.st", &["--backend", "cpu"]);
+}

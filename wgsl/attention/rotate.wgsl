@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Prepares queries [queries, d]: q' = q times the power of two that brings its largest element to
+// 2^-12 .. 2^-11, H q', and how dot products with them become logits: a limit, a factor and a
+// power of two. Dispatched by src/attention/gpu/rotate.rs; twin: src/attention/cpu/rotate.rs.
+// One workgroup a query. Needs element.wgsl and hadamard.wgsl.
+
+struct Params {
+    queries: u32,
+    dtype: u32,
+    packed: u32,
+    hadamard_scale: f32,
+    scale: f32,
+    limit: i32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> queries: array<u32>;
+// q' [d], H q' [d], limit, factor, power, 0.
+@group(0) @binding(2) var<storage, read_write> prepared: array<f32>;
+
+const STRIDE: u32 = 2u * HEAD_DIM + 4u;
+const QUERY_EXPONENT: i32 = -12;
+const MIN_EXPONENT: i32 = -100;
+
+var<workgroup> wg_exponent: atomic<u32>;
+
+fn power(exponent: i32) -> f32 {
+    return bitcast<f32>(u32(exponent + 127) << 23u);
+}
+
+// The stored bits of an element of the query, 0 where it is not finite.
+fn query_bits(index: u32) -> u32 {
+    let word = queries[element_word(index, params.dtype)];
+    let bits = element_bits(word, index, params.dtype);
+    return select(0u, bits, element_finite(bits));
+}
+
+// The number of these bits times 2^shift, where that is not below f32's normal range; else 0. In
+// integers, since the power alone may be beyond f32 and small numbers may read as 0.
+fn times_power(bits: u32, shift: i32) -> f32 {
+    let mantissa = bits & 0x7fffffu;
+    let old = (bits >> 23u) & 255u;
+    let whole = bitcast<u32>(f32(mantissa));
+    let small = old == 0u;
+    let start = select(bits, whole | (bits & 0x80000000u), small);
+    let exponent = i32((start >> 23u) & 255u) + shift - select(0, 149, small);
+    let moved = (start & 0x807fffffu) | (u32(exponent) << 23u);
+    return bitcast<f32>(select(0u, moved, exponent > 0 && (bits & 0x7fffffffu) != 0u));
+}
+
+@compute @workgroup_size(HADAMARD_LANES)
+fn main(
+    @builtin(local_invocation_index) lane: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
+    let place = group.y * groups.x + group.x;
+    let live = place < params.queries;
+    let query = min(place, params.queries - 1u);
+    if lane == 0u {
+        atomicStore(&wg_exponent, 0u);
+    }
+    workgroupBarrier();
+    for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
+        atomicMax(&wg_exponent, (query_bits(query * HEAD_DIM + c) >> 23u) & 255u);
+    }
+    workgroupBarrier();
+    let exponent = max(i32(atomicLoad(&wg_exponent)) - 127, MIN_EXPONENT);
+    let base = query * STRIDE;
+    for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
+        let value = times_power(query_bits(query * HEAD_DIM + c), QUERY_EXPONENT - exponent);
+        hadamard_data[c] = value;
+        if live {
+            prepared[base + c] = value;
+        }
+    }
+    if params.packed != 0u {
+        hadamard_apply(lane, HADAMARD_FORWARD);
+        for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
+            if live {
+                prepared[base + HEAD_DIM + c] = hadamard_data[c] * params.hadamard_scale;
+            }
+        }
+    }
+    if lane == 0u && live {
+        let lost = exponent - QUERY_EXPONENT;
+        let boost = select(0, 64, lost > 60);
+        prepared[base + 2u * HEAD_DIM] = power(clamp(params.limit - lost, -126, 126));
+        prepared[base + 2u * HEAD_DIM + 1u] = params.scale * power(lost - boost);
+        prepared[base + 2u * HEAD_DIM + 2u] = f32(boost);
+    }
+}

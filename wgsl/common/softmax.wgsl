@@ -1,0 +1,80 @@
+// Split softmax of four queries, one a lane of a vec4. Logits are to base 2; what they are limited
+// to and the factor of the weights stand in src/attention/plan.rs.
+//
+// Wants SOFTMAX_LANES: invocations of the workgroup, 64 or 128.
+
+// A logit of no key: below any logit, and finite even less the largest logit.
+const SOFTMAX_UNSEEN: f32 = -1.7014118e38;
+const SOFTMAX_FACTOR: f32 = 2.3283064365386963e-10;
+const SOFTMAX_ROWS: u32 = SOFTMAX_LANES / 8u;
+
+var<workgroup> softmax_scratch: array<vec4<f32>, SOFTMAX_LANES>;
+
+// The logit of a dot product: limited, then times `factor` and 2^`boost`. The power is added to the
+// exponent, because a compiler may multiply the two factors first, and their product may overflow.
+fn softmax_logit(dot: vec4<f32>, limit: vec4<f32>, factor: vec4<f32>, boost: vec4<u32>) -> vec4<f32> {
+    let logit = bitcast<vec4<u32>>(clamp(dot, -limit, limit) * factor);
+    let normal = (logit & vec4<u32>(0x7f800000u)) != vec4<u32>(0u);
+    return bitcast<vec4<f32>>(select(logit, logit + (boost << vec4<u32>(23u)), normal));
+}
+
+// 2^x for x of at most 0; 0 below -94.
+fn softmax_power(x: vec4<f32>) -> vec4<f32> {
+    return select(exp2(max(x, vec4<f32>(-94.0))), vec4<f32>(0.0), x < vec4<f32>(-94.0));
+}
+
+// Largest value of the workgroup, for every lane. Lane l of the first eighth takes the values of
+// lanes l, l + eighth, ...
+fn softmax_max(lane: u32, value: vec4<f32>) -> vec4<f32> {
+    softmax_scratch[lane] = value;
+    workgroupBarrier();
+    if lane < SOFTMAX_ROWS {
+        var best = value;
+        for (var k = 1u; k < 8u; k++) {
+            best = max(best, softmax_scratch[lane + k * SOFTMAX_ROWS]);
+        }
+        softmax_scratch[lane] = best;
+    }
+    workgroupBarrier();
+    var best = softmax_scratch[0];
+    for (var k = 1u; k < SOFTMAX_ROWS; k++) {
+        best = max(best, softmax_scratch[k]);
+    }
+    workgroupBarrier();
+    return best;
+}
+
+// Sum of the values of the workgroup, for every lane, in the order of softmax_max.
+fn softmax_sum(lane: u32, value: vec4<f32>) -> vec4<f32> {
+    softmax_scratch[lane] = value;
+    workgroupBarrier();
+    if lane < SOFTMAX_ROWS {
+        var sum = value;
+        for (var k = 1u; k < 8u; k++) {
+            sum += softmax_scratch[lane + k * SOFTMAX_ROWS];
+        }
+        softmax_scratch[lane] = sum;
+    }
+    workgroupBarrier();
+    var sum = softmax_scratch[0];
+    for (var k = 1u; k < SOFTMAX_ROWS; k++) {
+        sum += softmax_scratch[k];
+    }
+    workgroupBarrier();
+    return sum;
+}
+
+// Sum over groups of `count` lanes: lane l of the first group gets the values of lanes l,
+// l + count, ... in order; the others get anything.
+fn softmax_groups(lane: u32, value: vec4<f32>, count: u32, groups: u32) -> vec4<f32> {
+    softmax_scratch[lane] = value;
+    workgroupBarrier();
+    var sum = value;
+    if lane < count {
+        for (var k = 1u; k < groups; k++) {
+            sum += softmax_scratch[lane + k * count];
+        }
+    }
+    workgroupBarrier();
+    return sum;
+}
