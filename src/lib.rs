@@ -1,4 +1,120 @@
-//! wgkv keeps a transformer's KV cache compressed in GPU memory.
+//! wgkv keeps a transformer's KV cache compressed in GPU memory, through WGSL compute pipelines on
+//! [`wgpu`], with a CPU path that says what is right. An engine calls it; it is no engine.
+//!
+//! # A tour
+//!
+//! Keys and values of a layer come as dense tensors `[rows, tokens, head_dim]`, a row being one KV
+//! head of one sequence: [`shape::Tensor`] in host memory, [`gpu::DeviceTensor`] on a device.
+//!
+//! 1. [`nestedkv`] decides, once at the end of the prompt and from the keys alone, which tokens
+//!    stay. Heads may keep different numbers of tokens; what comes out is ragged, with offsets a row.
+//! 2. [`nsnquant`] packs chunks of tokens to 1 or 2 bits a value. A chunk stands alone, so it is a
+//!    page ([`layout::PageLayout`]) that can be stored, shared and freed by itself.
+//! 3. [`attention`] reads raw and packed tokens side by side, the packed ones as they lie.
+//! 4. [`cache`] puts it together for one layer: append, trim, fork, fetch, bytes held.
+//!
+//! Each of them has a `cpu` and a `gpu` module with the same names. Given the same scores, both
+//! select the same tokens bit for bit; where sums of floats differ, the documentation says by how
+//! much. [`judge`] is a third version in f64, naive and sharing no code with either, for tests.
+//!
+//! # On the CPU
+//!
+//! ```
+//! use wgkv::attention::{AttendConfig, CacheView, Queries, cpu::attend};
+//! use wgkv::nestedkv::{Budget, EvictConfig, cpu::compress_prefill};
+//! use wgkv::shape::{Elements, Tensor};
+//!
+//! # fn main() -> wgkv::Result<()> {
+//! // 2 KV heads, 100 tokens, 32 channels; f16 and bf16 go as well.
+//! let keys: Vec<f32> = (0..2 * 100 * 32).map(|i| (i as f32 * 0.7).sin()).collect();
+//! let values: Vec<f32> = (0..2 * 100 * 32).map(|i| (i as f32 * 0.3).cos()).collect();
+//! let keys = Tensor::new("keys", Elements::F32(&keys), 2, 100, 32)?;
+//! let values = Tensor::new("values", Elements::F32(&values), 2, 100, 32)?;
+//!
+//! // 40 tokens a head on average, shared out over the two by need.
+//! let budget = Budget::Adaptive { per_head: 40, heads: 2 };
+//! let evicted = compress_prefill(&keys, &values, &EvictConfig::new(budget))?;
+//! assert_eq!(evicted.kept.positions.len(), 80);
+//!
+//! // Four query heads, two for each KV head, attend to what stayed.
+//! let queries: Vec<f32> = (0..4 * 32).map(|i| (i as f32 * 0.9).sin()).collect();
+//! let view = CacheView {
+//!     kv_rows: 2,
+//!     head_dim_k: 32,
+//!     head_dim_v: 32,
+//!     raw_offsets: &evicted.kept.offsets,
+//!     raw_keys: Elements::F16(&evicted.keys),
+//!     raw_values: Elements::F16(&evicted.values),
+//!     raw_positions: &evicted.kept.positions,
+//!     packed: None,
+//! };
+//! let queries =
+//!     Queries { data: Elements::F32(&queries), batch: 1, heads: 4, tokens: 1, head_dim: 32 };
+//! let attended = attend(&view, &queries, &AttendConfig::default())?;
+//! assert_eq!(attended.out.len(), 4 * 32);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # On a GPU
+//!
+//! The device is the caller's, made with at least [`gpu::required_limits`]. A [`gpu::Recorder`]
+//! writes into the caller's encoder; nothing here submits, polls or blocks. What must come back is a
+//! future, and an error if the work did not reach its end.
+//!
+//! ```no_run
+//! use wgkv::gpu::{Context, ContextDescriptor, DeviceTensor, Recorder, Slice};
+//! use wgkv::nestedkv::{Budget, EvictConfig, gpu::compress_prefill};
+//! use wgkv::shape::Dtype;
+//! use wgkv::wgpu;
+//!
+//! /// Evicts keys and values `[8, 4096, 128]` f16, given as bytes; returns the positions that stay.
+//! async fn evict(
+//!     device: &wgpu::Device,
+//!     queue: &wgpu::Queue,
+//!     keys: &[u8],
+//!     values: &[u8],
+//! ) -> wgkv::Result<Vec<u8>> {
+//!     let context = Context::new(device, queue, &ContextDescriptor::default())?;
+//!     let [keys, values] = [context.upload("keys", keys)?, context.upload("values", values)?];
+//!     let tensor = |name, buffer| {
+//!         DeviceTensor::new(name, Slice::all(buffer), Dtype::F16, 8, 4096, 128)
+//!     };
+//!     let config = EvictConfig::new(Budget::Uniform(512));
+//!
+//!     let mut encoder = device.create_command_encoder(&Default::default());
+//!     let mut recorder = Recorder::new(&context, &mut encoder);
+//!     let evicted = compress_prefill(
+//!         &mut recorder,
+//!         &tensor("keys", &keys)?,
+//!         &tensor("values", &values)?,
+//!         &config,
+//!     )?;
+//!     let positions = recorder.read_back(Slice::all(&evicted.kept.positions))?;
+//!     recorder.finish()?;
+//!     queue.submit([encoder.finish()]);
+//!     // Natively the caller polls the device; in a browser it polls itself.
+//!     let _ = device.poll(wgpu::PollType::Poll);
+//!     positions.await
+//! }
+//! ```
+//!
+//! # What holds everywhere
+//!
+//! - A NaN or Inf element is read as 0 wherever arithmetic is done; a key row that holds one is
+//!   chosen last. Copies of raw rows keep their bits.
+//! - Sums are f32 in a fixed order that each module states; results do not depend on the number of
+//!   threads.
+//! - Arguments are checked before anything is recorded or changed; an [`Error`] names the argument,
+//!   what came and what was expected.
+//! - Shaders keep to the WebGPU baseline: no optional feature, 8 storage buffers, 16 KiB of
+//!   workgroup memory, workgroups of 64 to 256.
+//!
+//! # Features
+//!
+//! - `vulkan`, `metal`, `dx12`, `gles`, `webgpu` (all on by default): backends of wgpu.
+//! - `parallel`: threads for the CPU path; results are the same without.
+//! - `cli`: the program `wgkv`.
 #![deny(unsafe_code)]
 
 pub mod attention;
@@ -14,4 +130,10 @@ pub mod primitives;
 pub mod shape;
 
 pub use error::{Error, Result};
+pub use half;
 pub use wgpu;
+
+/// Runs the examples of the README as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -43,6 +43,11 @@ impl Stream {
         Self { rows, dims, len, data }
     }
 
+    /// A stream of given keys and values, `[rows, len, d]`.
+    pub fn of(rows: usize, dims: [usize; 2], len: usize, data: [Vec<f16>; 2]) -> Self {
+        Self { rows, dims, len, data }
+    }
+
     pub fn rows(&self) -> usize {
         self.rows
     }

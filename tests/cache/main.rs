@@ -1,5 +1,6 @@
 //! The cache: frontier, rows, layer caches on both paths, the account of a pool.
 
+mod golden;
 mod layer;
 mod plan;
 mod pool;

@@ -6,5 +6,6 @@ mod good;
 mod help;
 mod odd;
 mod packed;
+mod replay;
 mod support;
 mod trials;

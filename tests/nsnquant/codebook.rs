@@ -26,6 +26,13 @@ fn the_shipped_books_serve_fresh_normal_tokens() {
     }
 }
 
+/// FNV-1a over the bits.
+fn checksum<'a>(values: impl Iterator<Item = &'a f32>) -> u64 {
+    values.fold(0xcbf2_9ce4_8422_2325, |sum, value| {
+        (sum ^ u64::from(value.to_bits())).wrapping_mul(0x100_0000_01b3)
+    })
+}
+
 #[test]
 fn training_is_deterministic_and_no_better_on_few_samples() {
     let samples = Random(7).tokens(512, DIM);
@@ -34,6 +41,10 @@ fn training_is_deterministic_and_no_better_on_few_samples() {
         let alone = train::train(book, &samples, 4, 1);
         let shared = train::train(book, &samples, 4, 3);
         assert_eq!(alone, shared, "the number of threads shows");
+        let sum = checksum(alone.iter().flatten());
+        let expected =
+            if book == Book::Signed { 0xd804_c49f_e2c3_0846 } else { 0xbf2c_7b49_28f2_0562 };
+        assert_eq!(sum, expected, "{bits:?}: this host trains another book, {sum:#x}");
         let small = mean_cosine(book, &alone, &fresh, DIM);
         let shipped = mean_cosine(book, &pieces(bits), &fresh, DIM);
         assert!(shipped > small, "{bits:?}: shipped {shipped}, small {small}");

@@ -248,3 +248,21 @@ fn narrow_outputs_are_the_rounded_ones_and_saturate() {
         }
     }
 }
+
+#[cfg(feature = "parallel")]
+#[test]
+fn the_number_of_threads_does_not_show() {
+    let codec = codec(96, 2, 16);
+    let values = rows(&mut Random(4), Kind::Mixed, 40 * 16, 96);
+    let data = typed(&values, Dtype::F32);
+    let starts: Vec<u32> = (0..40).map(|p| p * 16).collect();
+    let [one, three] = [1, 3].map(|threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+        pool.install(|| {
+            let pages = cpu::encode(&codec, data.elements(), &starts).expect("pages");
+            let restored = cpu::decode(&codec, &pages).expect("rows");
+            (pages, restored)
+        })
+    });
+    assert!(one == three);
+}

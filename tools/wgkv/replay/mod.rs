@@ -10,7 +10,7 @@ use wgkv::Error;
 use wgkv::cache::{CacheConfig, Counters, cpu, gpu};
 use wgkv::gpu::{DeviceTensor, Slice};
 use wgkv::layout::Bits;
-use wgkv::shape::{Dtype, Elements, Tensor};
+use wgkv::shape::{Dtype, Tensor};
 
 use crate::args::{Common, ReplayArgs};
 use crate::engine::{Engine, Gpu};
@@ -168,6 +168,14 @@ struct Shown {
     counters: Counters,
 }
 
+/// What a step does to the cache in use.
+enum Change {
+    /// Rows from the first on, so many.
+    Append(usize, usize),
+    Trim(usize),
+    Nothing,
+}
+
 struct Replay<'a> {
     engine: &'a Engine,
     rows: &'a Rows,
@@ -189,11 +197,11 @@ impl<'a> Replay<'a> {
     }
 
     fn step(&mut self, step: usize, op: &Op) -> Result<Shown, Fail> {
-        match op {
+        let change = match op {
             Op::Append(n) => {
                 let first = self.read;
                 self.read += n;
-                self.append(first, *n)?;
+                Change::Append(first, *n)
             }
             Op::Trim(n) => {
                 let held = self.in_use().counters().len;
@@ -201,105 +209,96 @@ impl<'a> Replay<'a> {
                     // As the peer does; the library refuses.
                     report::say(&format!("step {step}: trim of {n} tokens drops all {held}"));
                 }
-                self.trim((*n).min(held))?;
+                Change::Trim((*n).min(held))
             }
             Op::Fork(name) => {
                 let fork = self.in_use().fork();
                 self.caches.insert(name.clone(), fork);
+                Change::Nothing
             }
-            Op::Use(name) => self.current = Some(name.clone()),
+            Op::Use(name) => {
+                self.current = Some(name.clone());
+                Change::Nothing
+            }
             Op::Free(name) => {
                 self.caches.remove(name);
                 self.current = self.current.take().filter(|current| current != name);
+                Change::Nothing
             }
-        }
-        self.show()
+        };
+        self.apply(change)
     }
 
     /// The cache in use; the empty one when it was freed.
-    fn in_use(&self) -> &Cache {
-        self.current.as_ref().and_then(|name| self.caches.get(name)).unwrap_or(&self.empty)
-    }
-
-    fn append(&mut self, first: usize, n: usize) -> Result<(), Fail> {
-        if n == 0 {
-            return Ok(());
-        }
-        let (rows, dtype, [dk, dv]) = (self.rows.count(), self.rows.dtype, self.rows.head_dims);
-        let [keys, values] = [0, 1].map(|side| self.rows.part(side, first, n));
-        let (keys, values) = (keys.elements(), values.elements());
-        let engine = self.engine;
-        match (self.changing(), engine) {
-            (Cache::Host(cache), _) => {
-                let keys = Tensor::new("keys", keys, rows, n, dk)?;
-                let values = Tensor::new("values", values, rows, n, dv)?;
-                Ok(cache.append(&keys, &values)?)
-            }
-            (Cache::Device(cache), Engine::Gpu(gpu)) => {
-                let upload = |data: Elements<'_>| gpu.context.upload("replay rows", data.bytes());
-                let (keys, values) = (upload(keys)?, upload(values)?);
-                let keys = DeviceTensor::new("keys", Slice::all(&keys), dtype, rows, n, dk)?;
-                let values = DeviceTensor::new("values", Slice::all(&values), dtype, rows, n, dv)?;
-                gpu.run(|rec| cache.append(rec, &keys, &values).map(|()| Vec::new())).map(drop)
-            }
-            (Cache::Device(_), Engine::Cpu) => Err(elsewhere()),
-        }
-    }
-
-    fn trim(&mut self, n: usize) -> Result<(), Fail> {
-        let engine = self.engine;
-        match (self.changing(), engine) {
-            (Cache::Host(cache), _) => Ok(cache.trim(n)?),
-            (Cache::Device(cache), Engine::Gpu(gpu)) => {
-                gpu.run(|rec| cache.trim(rec, n).map(|()| Vec::new())).map(drop)
-            }
-            (Cache::Device(_), Engine::Cpu) => Err(elsewhere()),
-        }
-    }
-
-    fn changing(&mut self) -> &mut Cache {
+    fn in_use(&mut self) -> &mut Cache {
         let empty = &mut self.empty;
         let caches = &mut self.caches;
         self.current.as_ref().and_then(|name| caches.get_mut(name)).unwrap_or(empty)
     }
 
-    fn show(&self) -> Result<Shown, Fail> {
-        let counters = self.in_use().counters();
-        match (self.in_use(), self.engine) {
-            (Cache::Host(cache), _) => {
-                let fetched = cache.fetch()?;
-                Ok(Shown { keys: fetched.keys, values: fetched.values, counters })
-            }
-            (Cache::Device(cache), Engine::Gpu(gpu)) => {
-                let [keys, values] = fetch(cache, gpu)?;
-                Ok(Shown { keys, values, counters })
-            }
-            (Cache::Device(_), Engine::Cpu) => Err(elsewhere()),
+    fn apply(&mut self, change: Change) -> Result<Shown, Fail> {
+        let (rows, engine) = (self.rows, self.engine);
+        match (self.in_use(), engine) {
+            (Cache::Host(cache), _) => on_host(cache, rows, change),
+            (Cache::Device(cache), Engine::Gpu(gpu)) => on_device(cache, gpu, rows, change),
+            // A device cache is made with a device, so this cannot come up.
+            (Cache::Device(_), Engine::Cpu) => Err(Fail::device("the cache's device is gone")),
         }
     }
 }
 
-/// A device cache is made with a device, so this cannot come up.
-fn elsewhere() -> Fail {
-    Fail::device("the cache lies on a device that is not there")
+fn on_host(cache: &mut cpu::LayerCache, rows: &Rows, change: Change) -> Result<Shown, Fail> {
+    match change {
+        Change::Append(first, n) if n > 0 => {
+            let [keys, values] = [0, 1].map(|side| rows.part(side, first, n));
+            let [dk, dv] = rows.head_dims;
+            let keys = Tensor::new("keys", keys.elements(), rows.count(), n, dk)?;
+            let values = Tensor::new("values", values.elements(), rows.count(), n, dv)?;
+            cache.append(&keys, &values)?;
+        }
+        Change::Trim(n) => cache.trim(n)?,
+        Change::Append(..) | Change::Nothing => {}
+    }
+    let fetched = cache.fetch()?;
+    Ok(Shown { keys: fetched.keys, values: fetched.values, counters: cache.counters() })
 }
 
-fn fetch(cache: &gpu::LayerCache, gpu: &Gpu) -> Result<[Vec<f16>; 2], Fail> {
-    let config = cache.config();
-    let count = config.rows * cache.frontier().len();
+/// One submit: the change and the fetch after it.
+fn on_device(
+    cache: &mut gpu::LayerCache,
+    gpu: &Gpu,
+    rows: &Rows,
+    change: Change,
+) -> Result<Shown, Fail> {
     let bytes = gpu.run(|rec| {
+        match change {
+            Change::Append(first, n) if n > 0 => {
+                let [keys, values] = [0, 1].map(|side| rows.part(side, first, n));
+                let upload =
+                    |data: Data| rec.context().upload("replay rows", data.elements().bytes());
+                let (keys, values) = (upload(keys)?, upload(values)?);
+                let (count, dtype, [dk, dv]) = (rows.count(), rows.dtype, rows.head_dims);
+                let keys = DeviceTensor::new("keys", Slice::all(&keys), dtype, count, n, dk)?;
+                let values = DeviceTensor::new("values", Slice::all(&values), dtype, count, n, dv)?;
+                cache.append(rec, &keys, &values)?;
+            }
+            Change::Trim(n) => cache.trim(rec, n)?,
+            Change::Append(..) | Change::Nothing => {}
+        }
         let fetched = cache.fetch(rec)?;
         [&fetched.keys, &fetched.values]
             .into_iter()
             .map(|buffer| rec.read_back(Slice::all(buffer)))
             .collect()
     })?;
-    let mut sides = bytes.iter().zip([config.head_dim_k, config.head_dim_v]).map(|(bytes, d)| {
+    let count = rows.count() * cache.frontier().len();
+    let mut sides = bytes.iter().zip(rows.head_dims).map(|(bytes, d)| {
         let mut half: Vec<f16> = bytemuck::pod_collect_to_vec(bytes);
         half.truncate(count * d);
         half
     });
-    Ok([sides.next().unwrap_or_default(), sides.next().unwrap_or_default()])
+    let (keys, values) = (sides.next().unwrap_or_default(), sides.next().unwrap_or_default());
+    Ok(Shown { keys, values, counters: cache.counters() })
 }
 
 impl Cache {
