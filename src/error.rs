@@ -68,14 +68,14 @@ pub enum Error {
         expected: &'static str,
     },
     /// A tensor of another element type than asked for.
-    #[error("{argument} is {got:?}, expected {expected:?}")]
+    #[error("{argument} is {got}, expected {expected}")]
     Dtype {
         /// Name of the tensor.
         argument: &'static str,
         /// Type that came.
-        got: crate::shape::Dtype,
+        got: &'static str,
         /// Type that was expected.
-        expected: crate::shape::Dtype,
+        expected: &'static str,
     },
     /// The query heads do not divide among the KV heads.
     #[error("{query_heads} query heads do not divide evenly among {kv_heads} KV heads")]

@@ -27,6 +27,15 @@ impl Dtype {
         }
     }
 
+    /// Name of the type: `f32`, `f16` or `bf16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
     /// The number by which shaders know this type (`wgsl/common/element.wgsl`).
     pub const fn code(self) -> u32 {
         match self {

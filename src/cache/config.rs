@@ -93,7 +93,8 @@ impl CacheConfig {
             equal(incoming.head_dim, head_dim, "the cache's head dimension")?;
             equal(incoming.tokens, keys.tokens, "the tokens of keys")?;
             if incoming.dtype != self.dtype {
-                return Err(Error::Dtype { argument, got: incoming.dtype, expected: self.dtype });
+                let (got, expected) = (incoming.dtype.name(), self.dtype.name());
+                return Err(Error::Dtype { argument, got, expected });
             }
         }
         Ok(keys.tokens)

@@ -18,8 +18,8 @@ pub fn copy(plan: &Move, source: Elements<'_>, result: &mut [u32]) -> Result<()>
     if source.dtype() != plan.from_dtype {
         return Err(Error::Dtype {
             argument: "source",
-            got: source.dtype(),
-            expected: plan.from_dtype,
+            got: source.dtype().name(),
+            expected: plan.from_dtype.name(),
         });
     }
     let length = |argument, got, expected| {

@@ -57,7 +57,8 @@ impl PoolConfig {
         within("layers * heads", heads, 1, u64::from(u32::MAX))?;
         within("recent", self.recent, 0, MAX_RECENT as u64)?;
         if self.raw == Dtype::F32 {
-            return Err(Error::Dtype { argument: "raw", got: self.raw, expected: Dtype::F16 });
+            let (got, expected) = (self.raw.name(), Dtype::F16.name());
+            return Err(Error::Dtype { argument: "raw", got, expected });
         }
         PoolLayout::new(
             self.head_dim_k,

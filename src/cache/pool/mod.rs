@@ -23,6 +23,7 @@ mod plan;
 #[allow(clippy::module_inception, reason = "the pool's own file")]
 mod pool;
 mod sequence;
+mod snapshot;
 mod step;
 mod tables;
 
@@ -30,6 +31,7 @@ pub use config::{MAX_RECENT, PoolConfig};
 pub use figures::{Parts, PoolFigures, SequenceFigures};
 pub use pool::Pool;
 pub use sequence::SequenceId;
+pub use snapshot::{Eviction, Load, SavedHead, SavedSequence, Snapshot};
 pub use step::{
     CopyRows, Encode, Gather, Keep, LayerStep, Needs, Operation, Part, Restore, SlabId, Step, Write,
 };

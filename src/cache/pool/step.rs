@@ -5,6 +5,7 @@ use core::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use super::sequence::SequenceId;
+use crate::error::{Error, Result};
 use crate::layout::pool::{PageClass, PageId};
 
 /// Tokens of one sequence of a batch.
@@ -186,6 +187,11 @@ impl Needs {
     /// Whether the operation would be planned now.
     pub const fn fits(&self) -> bool {
         self.slab_bytes <= self.available
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let (needed, available) = (self.slab_bytes, self.available);
+        if self.fits() { Ok(()) } else { Err(Error::OutOfBudget { needed, available }) }
     }
 }
 
