@@ -6,8 +6,10 @@ mod plan;
 mod pool;
 mod pool_model;
 mod pool_scale;
+mod pool_snapshot;
 mod pool_trials;
 mod rows;
 #[path = "../support/mod.rs"]
 mod support;
 mod trials;
+mod types;

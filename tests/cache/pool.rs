@@ -10,7 +10,7 @@ use wgkv::layout::Bits;
 use wgkv::layout::pool::PageClass;
 use wgkv::shape::Dtype;
 
-use crate::pool_model::{Eviction, Memory, Sequence, Shape, check};
+use crate::pool_model::{Eviction, Memory, Sequence, Shape, apart, check};
 
 /// What a program does; sequences are chosen among those alive by remainder.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub enum Op {
     Free(u8),
     Tell(u8),
     Merge(Vec<u8>),
+    /// Takes some sequences out and puts copies of them back in.
+    Reload(Vec<u8>),
     Shrink,
 }
 
@@ -93,7 +95,17 @@ impl World {
         let id = |layer: usize, source: u32| base + u64::from(source) * layers + layer as u64;
         self.memory.carry_out(&self.pool, &step, id, kept);
         self.next_id += u64::from(step.source_rows()) * layers;
-        self.pool.commit(step).unwrap();
+        self.pool.commit(step.clone()).unwrap();
+        // Who copies a page leaves it to others, unless they pack it in the same step.
+        for (_, layer) in step.layers() {
+            let packed = |page| layer.encodes.iter().any(|encode| encode.from == page);
+            for copy in &layer.raw_copies {
+                assert!(self.pool.owners(PageClass::Raw, copy.from) > 0 || packed(copy.from));
+            }
+            for copy in &layer.sink_copies {
+                assert!(self.pool.owners(PageClass::Sink, copy.from) > 0);
+            }
+        }
     }
 
     /// Adds rows and returns whether the budget allowed it.
@@ -333,6 +345,34 @@ impl World {
         }
     }
 
+    /// Puts copies of some sequences in: pages that they share stay shared among the copies.
+    pub fn reload(&mut self, chosen: &[u8]) -> bool {
+        let chosen: Vec<(u8, u8)> = chosen.iter().map(|sequence| (*sequence, 0)).collect();
+        let (places, parts) = self.parts(&chosen);
+        let ids: Vec<SequenceId> = parts.iter().map(|part| part.sequence).collect();
+        let (snapshot, pages) = self.pool.snapshot(&ids).unwrap();
+        let load = match self.pool.plan_load(&snapshot) {
+            Ok(load) => load,
+            Err(Error::OutOfBudget { needed, available }) => {
+                assert!(needed > available);
+                return false;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        for class in PageClass::ALL {
+            let from = &pages[class.index()];
+            assert_eq!(load.pages(class).len(), from.len());
+            for (from, to) in from.iter().zip(load.pages(class)) {
+                self.memory.copy(class, *from, *to);
+            }
+        }
+        let ids = self.pool.commit_load(load).unwrap();
+        let models: Vec<&Sequence> = places.iter().map(|place| &self.live[*place].1).collect();
+        let copies = apart(&models);
+        self.live.extend(ids.into_iter().zip(copies));
+        true
+    }
+
     pub fn check(&mut self) {
         self.memory.forget(&self.pool);
         check(&self.pool, &self.shape, &self.memory, &self.live);
@@ -404,6 +444,9 @@ impl World {
                 }
             }
             Op::Merge(chosen) => self.merge(chosen),
+            Op::Reload(chosen) => {
+                self.reload(chosen);
+            }
             Op::Shrink => {
                 self.pool.shrink();
             }
@@ -429,6 +472,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0u8..6).prop_map(Op::Free),
         1 => (0u8..6).prop_map(Op::Tell),
         1 => some().prop_map(Op::Merge),
+        1 => some().prop_map(Op::Reload),
         1 => Just(Op::Shrink),
     ]
 }

@@ -161,6 +161,34 @@ impl Sequence {
     }
 }
 
+/// Copies of sequences that share with each other what these share, and nothing with these.
+pub fn apart(sequences: &[&Sequence]) -> Vec<Sequence> {
+    let mut pages: HashMap<*const u8, Page> = HashMap::new();
+    let mut evictions: HashMap<*const Eviction, Rc<Eviction>> = HashMap::new();
+    let mut copies: Vec<Sequence> = sequences.iter().map(|sequence| (*sequence).clone()).collect();
+    for copy in &mut copies {
+        for head in &mut copy.heads {
+            let lists = head.sink.iter_mut().chain(&mut head.packed).chain(&mut head.tail);
+            for held in lists {
+                *held = pages.entry(Rc::as_ptr(held)).or_insert_with(page).clone();
+            }
+        }
+        for eviction in copy.evicted.iter_mut().flatten() {
+            let fresh = || {
+                Rc::new(Eviction {
+                    tokens: eviction.tokens,
+                    counts: eviction.counts.clone(),
+                    positions: eviction.positions.clone(),
+                    told: eviction.told.clone(),
+                })
+            };
+            let copy = evictions.entry(Rc::as_ptr(eviction)).or_insert_with(fresh).clone();
+            *eviction = copy;
+        }
+    }
+    copies
+}
+
 /// Pages of named rows, in place of slabs of numbers.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
@@ -176,6 +204,11 @@ impl Memory {
         let rows = pool.layout().rows(class);
         assert!(slot < rows);
         self.pages.entry((class, page)).or_insert_with(|| vec![None; rows])[slot] = Some(row);
+    }
+
+    /// Copies a page as it is.
+    pub fn copy(&mut self, class: PageClass, from: PageId, to: PageId) {
+        self.pages.insert((class, to), self.pages[&(class, from)].clone());
     }
 
     /// Does what a step says; `id` names row `source` of the incoming tensors of a layer, and

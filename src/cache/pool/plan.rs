@@ -62,8 +62,7 @@ impl<'a> Planner<'a> {
     pub(super) fn plan(pool: &'a Pool, operation: &Operation<'_>) -> Result<Step> {
         let mut planner = Self {
             pool,
-            pickers: PageClass::ALL
-                .map(|class| Picker::new(&pool.pages[class.index()], &pool.layout)),
+            pickers: pickers(pool),
             copied: HashMap::new(),
             first_layer: 0,
             layers: vec![LayerStep::default(); pool.config.layers],
@@ -417,7 +416,7 @@ impl<'a> Planner<'a> {
     /// Whether a write to a page of one owner would be seen by another.
     fn shared(&self, class: PageClass, page: PageId) -> bool {
         let refs = self.pool.pages[class.index()].refs(&self.pool.layout, page);
-        refs > 1 + self.copied.get(&(class, page)).copied().unwrap_or(0)
+        refs > 1 && refs > 1 + self.copied.get(&(class, page)).copied().unwrap_or(0)
     }
 
     /// The page to write to in place of `page`, which has `rows` rows that must stay.
@@ -451,8 +450,33 @@ impl<'a> Planner<'a> {
         for layer in &mut layers {
             sort(layout, layer);
         }
+        let Slabs { opened, dropped, needs } = Slabs::new(pool, &pickers);
+        changes.taken = pickers.map(|picker| picker.picked);
+        Step {
+            revision: pool.revision,
+            first_layer: self.first_layer,
+            layers,
+            source_rows: self.source_rows,
+            opened,
+            dropped,
+            needs,
+            changes,
+        }
+    }
+}
+
+/// Which slabs the pages that were chosen need, and which make room for them.
+pub(super) struct Slabs {
+    pub(super) opened: Vec<SlabId>,
+    pub(super) dropped: Vec<SlabId>,
+    pub(super) needs: Needs,
+}
+
+impl Slabs {
+    pub(super) fn new(pool: &Pool, pickers: &[Picker<'_>; 3]) -> Self {
+        let layout = &pool.layout;
         let (mut opened, mut empty) = (Vec::new(), Vec::new());
-        for (class, picker) in PageClass::ALL.into_iter().zip(&pickers) {
+        for (class, picker) in PageClass::ALL.into_iter().zip(pickers) {
             opened.extend(picker.opened.iter().map(|&slab| SlabId { class, slab }));
             let unused = pool.pages[class.index()].empty_slabs().filter(|&slab| !picker.uses(slab));
             empty.extend(unused.map(|slab| SlabId { class, slab }));
@@ -474,21 +498,16 @@ impl<'a> Planner<'a> {
             free += layout.slab_bytes(slab.class);
             dropped.push(slab);
         }
-        changes.taken = pickers.map(|picker| picker.picked);
-        Step {
-            revision: pool.revision,
-            first_layer: self.first_layer,
-            layers,
-            source_rows: self.source_rows,
-            opened,
-            dropped,
-            needs,
-            changes,
-        }
+        Self { opened, dropped, needs }
     }
 }
 
-fn too_many(argument: &'static str, max: usize) -> Error {
+/// Choosers of pages of every class.
+pub(super) fn pickers(pool: &Pool) -> [Picker<'_>; 3] {
+    PageClass::ALL.map(|class| Picker::new(&pool.pages[class.index()], &pool.layout))
+}
+
+pub(super) fn too_many(argument: &'static str, max: usize) -> Error {
     let max = max as u64;
     Error::OutOfRange { argument, got: max.saturating_add(1), min: 0, max }
 }

@@ -62,7 +62,7 @@ impl Pool {
         self.insert(Sequence::new(self.config.layers, self.config.heads))
     }
 
-    fn insert(&mut self, sequence: Sequence) -> SequenceId {
+    pub(super) fn insert(&mut self, sequence: Sequence) -> SequenceId {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.slots.len() as u32 - 1
@@ -78,16 +78,21 @@ impl Pool {
     /// [`Error::UnknownSequence`].
     pub fn fork(&mut self, sequence: SequenceId) -> Result<SequenceId> {
         let copy = self.sequence("sequence", sequence)?.clone();
+        self.share(&copy);
+        self.revision += 1;
+        Ok(self.insert(copy))
+    }
+
+    /// Makes a sequence one more owner of its pages.
+    pub(super) fn share(&mut self, sequence: &Sequence) {
         let [sinks, packed, raw] = &mut self.pages;
-        for head in &copy.heads {
+        for head in &sequence.heads {
             if !head.sink.is_none() {
                 sinks.share(&self.layout, head.sink);
             }
             head.packed.iter().for_each(|page| packed.share(&self.layout, *page));
             head.tail.iter().for_each(|page| raw.share(&self.layout, *page));
         }
-        self.revision += 1;
-        Ok(self.insert(copy))
     }
 
     /// Ends a sequence and gives its pages back.
@@ -139,8 +144,8 @@ impl Pool {
     /// for more than 32 bits can count.
     pub fn plan(&self, operation: &Operation<'_>) -> Result<Step> {
         let step = Planner::plan(self, operation)?;
-        let Needs { slab_bytes: needed, available, .. } = step.needs;
-        if step.needs.fits() { Ok(step) } else { Err(Error::OutOfBudget { needed, available }) }
+        step.needs.check()?;
+        Ok(step)
     }
 
     /// What an operation would need, whether or not the budget allows it.
@@ -156,23 +161,12 @@ impl Pool {
     /// # Errors
     /// [`Error::StalePlan`] when the pool has changed since it was planned; nothing changes then.
     pub fn commit(&mut self, step: Step) -> Result<()> {
-        if step.revision != self.revision {
-            let (planned, current) = (step.revision, self.revision);
-            return Err(Error::StalePlan { planned, current });
-        }
+        self.check_revision(step.revision)?;
         let changes = step.changes;
         for change in &changes.sequences {
             self.sequence("sequence", change.sequence)?;
         }
-        for slab in &step.dropped {
-            self.pages[slab.class.index()].drop_slab(slab.slab);
-        }
-        for slab in &step.opened {
-            self.pages[slab.class.index()].add_slab(&self.layout, slab.slab);
-        }
-        for (pages, taken) in self.pages.iter_mut().zip(&changes.taken) {
-            taken.iter().for_each(|page| pages.take(&self.layout, *page));
-        }
+        self.take(&step.opened, &step.dropped, &changes.taken);
         for change in &changes.heads {
             let id = changes.sequences[change.member as usize].sequence;
             self.apply(id, change, &changes.pages);
@@ -182,6 +176,24 @@ impl Pool {
         }
         self.revision += 1;
         Ok(())
+    }
+
+    pub(super) fn check_revision(&self, planned: u64) -> Result<()> {
+        let current = self.revision;
+        if planned == current { Ok(()) } else { Err(Error::StalePlan { planned, current }) }
+    }
+
+    /// Drops and makes slabs, and gives pages their first owner.
+    pub(super) fn take(&mut self, opened: &[SlabId], dropped: &[SlabId], taken: &[Vec<PageId>; 3]) {
+        for slab in dropped {
+            self.pages[slab.class.index()].drop_slab(slab.slab);
+        }
+        for slab in opened {
+            self.pages[slab.class.index()].add_slab(&self.layout, slab.slab);
+        }
+        for (pages, taken) in self.pages.iter_mut().zip(taken) {
+            taken.iter().for_each(|page| pages.take(&self.layout, *page));
+        }
     }
 
     fn apply(&mut self, id: SequenceId, change: &HeadChange, pages: &[PageId]) {
@@ -250,28 +262,7 @@ impl Pool {
         let Some(kept) = &sequence.kept[layer] else {
             return Err(Error::Unfinished { argument: "the eviction", layer });
         };
-        let expected = kept.offsets[self.config.heads] as usize;
-        if positions.len() != expected {
-            return Err(Error::Length { argument: "positions", got: positions.len(), expected });
-        }
-        let sinks = self.layout.sinks().min(kept.tokens as usize);
-        for head in kept.offsets.windows(2) {
-            let start = head[0] as usize;
-            let list = &positions[start..head[1] as usize];
-            for (place, &position) in list.iter().enumerate() {
-                let expected = if place < sinks && position as usize != place {
-                    "the sinks first"
-                } else if place > 0 && position <= list[place - 1] {
-                    "more than the one before"
-                } else if position >= kept.tokens {
-                    "a position of the prompt"
-                } else {
-                    continue;
-                };
-                let (index, got) = (start + place, u64::from(position));
-                return Err(Error::Offsets { argument: "positions", index, got, expected });
-            }
-        }
+        kept.check(positions, self.layout.sinks())?;
         kept.positions.set(positions.into()).map_err(|_| Error::Finished { argument: "positions" })
     }
 

@@ -24,6 +24,35 @@ pub(super) struct Kept {
 }
 
 impl Kept {
+    /// Checks a list of positions: as many as were kept, in each head ascending, below the end of
+    /// the prompt and with the sinks first.
+    pub(super) fn check(&self, positions: &[u32], sinks: usize) -> Result<()> {
+        let argument = "positions";
+        let expected = self.offsets.last().map_or(0, |total| *total as usize);
+        if positions.len() != expected {
+            return Err(Error::Length { argument, got: positions.len(), expected });
+        }
+        let sinks = sinks.min(self.tokens as usize);
+        for head in self.offsets.windows(2) {
+            let start = head[0] as usize;
+            let list = &positions[start..head[1] as usize];
+            for (place, &position) in list.iter().enumerate() {
+                let expected = if place < sinks && position as usize != place {
+                    "the sinks first"
+                } else if place > 0 && position <= list[place - 1] {
+                    "more than the one before"
+                } else if position >= self.tokens {
+                    "a position of the prompt"
+                } else {
+                    continue;
+                };
+                let (index, got) = (start + place, u64::from(position));
+                return Err(Error::Offsets { argument, index, got, expected });
+            }
+        }
+        Ok(())
+    }
+
     /// Whether a head kept the whole prompt.
     fn whole(&self, head: usize) -> bool {
         self.offsets[head + 1] - self.offsets[head] == self.tokens

@@ -5,6 +5,7 @@ use core::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use super::sequence::SequenceId;
+use crate::error::{Error, Result};
 use crate::layout::pool::{PageClass, PageId};
 
 /// Tokens of one sequence of a batch.
@@ -61,7 +62,8 @@ pub enum Operation<'a> {
     },
     /// Drops the last positions: each head loses the rows that it has there. A frontier inside a
     /// dropped chunk snaps back to the start of the chunk, and its rows that remain come back raw,
-    /// as they decode; everything else that remains is untouched.
+    /// as they decode; everything else that remains is untouched. Such a head needs one raw page,
+    /// for which it takes the first page of its tail unless it has none or shares it.
     Trim {
         /// Sequences and the number of positions.
         parts: &'a [Part],
@@ -186,6 +188,11 @@ impl Needs {
     /// Whether the operation would be planned now.
     pub const fn fits(&self) -> bool {
         self.slab_bytes <= self.available
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let (needed, available) = (self.slab_bytes, self.available);
+        if self.fits() { Ok(()) } else { Err(Error::OutOfBudget { needed, available }) }
     }
 }
 
