@@ -17,8 +17,8 @@
 //! # Range
 //! A query is scaled by a power of two to a largest element of 2^-12 to 2^-11, so a dot product
 //! with any finite key is finite; logits (to base 2) are limited to ±2^126; weights carry a factor
-//! 2^-32, so 2^31 tokens of the largest f32 value have a finite sum. Non-finite elements read as 0.
-//! A weight below 2^-94 of the largest counts as 0, and outputs below 2^-117 may be lost, as
+//! 2^-20, so a million tokens of the largest f32 value have a finite sum. Non-finite elements read
+//! as 0. A weight below 2^-106 of the largest counts as 0, and values below 2^-100 may be lost, as
 //! may digits of keys below 2^-100 under queries that are as large as those are small.
 
 mod config;

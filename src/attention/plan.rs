@@ -11,7 +11,7 @@ pub(crate) const MIN_EXPONENT: i32 = -100;
 /// Logits to base 2 are limited to 2 to this power.
 pub(crate) const LOGIT_EXPONENT: i32 = 126;
 /// Every weight carries the factor 2 to minus this power.
-pub(crate) const WEIGHT_SHIFT: f32 = 32.0;
+pub(crate) const WEIGHT_SHIFT: f32 = 20.0;
 /// A logit of no key: below any logit, and finite even less the largest logit.
 pub(crate) const UNSEEN: f32 = -1.701_411_8e38;
 

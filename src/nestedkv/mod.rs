@@ -8,15 +8,13 @@
 //! NaN and Inf are read as 0, and a key row that holds one has score -1, below every other score
 //! (those lie in `[0, 1]`), so it is kept only when nothing else is left.
 //!
-//! # Order of sums
-//! Everything is f32. Sums over channels run in 8 lanes on the CPU; sums over a block run token by
-//! token; the trailing window is a running sum that starts afresh every [`RESTART`] tokens on the CPU
-//! and every 16 on the GPU, so its error does not grow with the length of the prompt; sums over a
-//! row run in 256 lanes. Both paths agree with f64 within `1e-6 / s + 2e-6` in normalised scores,
-//! where `s` is the smallest span of raw scores of the row; given the same scores, selections are
-//! the same bit for bit.
-//!
-//! [`RESTART`]: plan::RESTART
+//! # Sums
+//! Normalised keys are summed over blocks and windows as integers, in multiples of 2^-22
+//! ([`plan::GRID`]): exact in any order, so the trailing window's error does not grow with the
+//! length of the prompt, and equal keys score equal. Everything else is f32 in a fixed order: dot
+//! products in lanes by channel, sums over a row in 256 lanes. Both paths agree with f64 within
+//! `1e-6 / s + 2e-6` in normalised scores, where `s` is the smallest span of raw scores of the row;
+//! given the same scores, selections are the same bit for bit.
 
 pub mod config;
 pub mod cpu;

@@ -181,13 +181,9 @@ params! {
         sequences: u32,
         /// Heads of a sequence.
         heads: u32,
-        /// Tokens of each row.
-        tokens: u32,
         /// First tokens of each row, which have the top key.
         sinks: u32,
-        /// Tokens that each head is sure of.
-        floor: u32,
-        /// Tokens of a sequence beyond the floors.
+        /// Tokens of a sequence beyond what its heads are sure of.
         rest: u32,
     }
 }

@@ -14,14 +14,17 @@ pub const NORM_FLOOR: f32 = 1e-12;
 /// Score of a key row that holds NaN or Inf.
 pub const NONFINITE_SCORE: f32 = -1.0;
 
-/// Tokens after which the CPU path starts the sum of the trailing window afresh.
-pub const RESTART: usize = 64;
+/// Channels of normalised keys are summed as whole multiples of `1 / GRID`: such sums are exact, so
+/// a trailing window can leave tokens behind without an error that grows, and equal keys have equal
+/// means wherever they stand.
+pub const GRID: f32 = 4_194_304.0;
 
-/// Tokens of a piece, whose sums are kept to start long windows from.
+/// Most tokens whose sum on the grid fits 32 bits with room for one more key; longer windows need
+/// more.
+pub const SHORT_SUM: usize = 256;
+
+/// Tokens of a piece: on the GPU, long windows are sums of pieces and single tokens.
 pub const PIECE_TOKENS: usize = 64;
-
-/// Longest window that is summed token by token at a start; longer ones go by pieces.
-pub const DIRECT_WINDOW: usize = 256;
 
 /// Tokens of a block of the episodic scale: `min(n, clip(floor(n / 32), 128, 256))` (paper,
 /// section 2.2).

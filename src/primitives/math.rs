@@ -21,32 +21,26 @@ pub fn exp(x: f32) -> f32 {
     poly * f32::from_bits(((exponent + 127) as u32) << 23)
 }
 
-/// Dot product in 8 lanes (channel `c` in lane `c % 8`), added pairwise at the end. Lengths must be
-/// equal and multiples of 8.
+/// Dot product in 8 lanes (channel `c` in lane `c % 8`), 64 channels at a time, the lanes added
+/// pairwise at the end. Lengths must be equal and multiples of 8.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 8];
-    for (x, y) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
+    for (a, b) in a.chunks(64).zip(b.chunks(64)) {
+        let mut part = [0.0f32; 8];
+        for (x, y) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
+            for lane in 0..8 {
+                part[lane] += x[lane] * y[lane];
+            }
+        }
         for lane in 0..8 {
-            lanes[lane] += x[lane] * y[lane];
+            lanes[lane] += part[lane];
         }
     }
     add_lanes(lanes)
 }
 
-/// Two dot products of the same vector, as [`dot`].
-pub fn dot_pair(a: &[f32], b: &[f32], c: &[f32]) -> (f32, f32) {
-    let mut first = [0.0f32; 8];
-    let mut second = [0.0f32; 8];
-    for ((x, y), z) in a.chunks_exact(8).zip(b.chunks_exact(8)).zip(c.chunks_exact(8)) {
-        for lane in 0..8 {
-            first[lane] += x[lane] * y[lane];
-            second[lane] += x[lane] * z[lane];
-        }
-    }
-    (add_lanes(first), add_lanes(second))
-}
-
-fn add_lanes(l: [f32; 8]) -> f32 {
+/// Adds 8 lanes pairwise.
+pub fn add_lanes(l: [f32; 8]) -> f32 {
     ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))
 }
 

@@ -7,8 +7,8 @@ params! {
     pub struct SelectParams {
         /// Rows.
         rows: u32,
-        /// Tokens of each row.
-        tokens: u32,
+        /// Tokens of the longest row, at least.
+        longest: u32,
         /// First tokens of each row, which have the top key.
         sinks: u32,
     }

@@ -59,8 +59,8 @@ pub enum Kind {
     Holes,
 }
 
-/// Weights carry a factor of 2^-32, so what lies below this may be lost.
-const LOST: f64 = 1e-35;
+/// Weights carry a factor of 2^-20, so what lies below this may be lost.
+const LOST: f64 = 1e-30;
 
 /// A small generator, the same on every host.
 pub struct Random(pub u64);

@@ -63,7 +63,7 @@ fn every_packed_key_is_read_once() {
             let n = raw + chunk * pages;
             for path in PATHS {
                 let got = case.run(path);
-                assert!((f64::from(got.lse[0]).exp() - n as f64).abs() <= 1e-6 * n as f64);
+                assert!((f64::from(got.lse[0]).exp() - n as f64).abs() <= 2e-6 * n as f64);
                 case.judge(&got, SLACK);
             }
         }

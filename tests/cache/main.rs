@@ -12,3 +12,4 @@ mod rows;
 #[path = "../support/mod.rs"]
 mod support;
 mod trials;
+mod types;

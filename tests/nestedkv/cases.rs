@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each file uses its part")]
 
 use half::{bf16, f16};
+use proptest::prelude::*;
 use serde_json::Value;
 use wgkv::gpu::{DeviceTensor, Slice};
 use wgkv::nestedkv::cpu::Kept;
@@ -164,4 +165,150 @@ pub fn gpu_keep(scores: &[f32], rows: usize, tokens: usize, config: &EvictConfig
         }
     }
     Kept { offsets, positions, sinks_only: kept.sinks_only }
+}
+
+/// A tensor of random shape, type and content.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    pub rows: usize,
+    pub tokens: usize,
+    pub dim: usize,
+    pub dtype: Dtype,
+    pub seed: u32,
+    pub kind: Kind,
+}
+
+/// What the rows of a [`Problem`] are like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    Plain,
+    /// A common offset, so that means are large.
+    Offset,
+    Constant,
+    Zero,
+    /// Every token occurs several times.
+    Duplicated,
+    /// As large as the type allows.
+    Huge,
+    /// As small as the type allows.
+    Tiny,
+    /// Some rows zero, some huge, some tiny, some NaN or Inf.
+    Mixed,
+}
+
+/// Every head dimension that is tested by name.
+pub const DIMS: [usize; 12] = [16, 32, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512];
+
+impl Problem {
+    pub fn keys(&self) -> Data {
+        let Self { rows, tokens, dim, .. } = *self;
+        let mut values = uniform(self.seed, rows * tokens * dim);
+        let (huge, tiny) = match self.dtype {
+            Dtype::F16 => (6e4, 3e-7),
+            Dtype::F32 | Dtype::Bf16 => (3e38, 1e-38),
+        };
+        for row in 0..rows * tokens {
+            let token = row % tokens;
+            let key = &mut values[row * dim..(row + 1) * dim];
+            match self.kind {
+                Kind::Plain => {}
+                Kind::Offset => key.iter_mut().for_each(|x| *x += 0.7),
+                Kind::Constant => key.fill(0.5),
+                Kind::Zero => key.fill(0.0),
+                Kind::Duplicated => {
+                    key.copy_from_slice(&uniform(self.seed + token as u32 % 7, dim))
+                }
+                Kind::Huge => key.iter_mut().for_each(|x| *x *= huge),
+                Kind::Tiny => key.iter_mut().for_each(|x| *x *= tiny),
+                Kind::Mixed => match token % 11 {
+                    3 => key.fill(0.0),
+                    5 => key.iter_mut().for_each(|x| *x *= huge),
+                    7 => key.iter_mut().for_each(|x| *x *= tiny),
+                    8 => key[token % dim] = f32::NAN,
+                    9 => key[dim - 1] = f32::NEG_INFINITY,
+                    _ => {}
+                },
+            }
+        }
+        Data::new(&values, self.dtype)
+    }
+
+    /// The keys in device memory.
+    pub fn upload(&self) -> wgkv::wgpu::Buffer {
+        support::context().upload("keys", self.keys().view().bytes()).expect("a buffer")
+    }
+
+    pub fn tensor<'a>(&self, buffer: &'a wgkv::wgpu::Buffer) -> DeviceTensor<'a> {
+        let Self { rows, tokens, dim, dtype, .. } = *self;
+        DeviceTensor::new("keys", Slice::all(buffer), dtype, rows, tokens, dim).expect("a tensor")
+    }
+}
+
+/// Problems whose size the software adapter can take.
+pub fn problem() -> impl Strategy<Value = Problem> {
+    let tokens = prop_oneof![
+        4 => 1usize..200,
+        2 => prop::sample::select(vec![1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257]),
+        1 => 200usize..=3000,
+    ];
+    let kind = prop_oneof![
+        3 => Just(Kind::Plain),
+        2 => Just(Kind::Offset),
+        1 => Just(Kind::Constant),
+        1 => Just(Kind::Zero),
+        1 => Just(Kind::Duplicated),
+        1 => Just(Kind::Huge),
+        1 => Just(Kind::Tiny),
+        3 => Just(Kind::Mixed),
+    ];
+    let dtype = prop::sample::select(vec![Dtype::F32, Dtype::F16, Dtype::Bf16]);
+    let dim = prop::sample::select(DIMS.to_vec());
+    (1usize..=9, tokens, dim, dtype, 0u32..1000, kind).prop_map(
+        |(rows, tokens, dim, dtype, seed, kind)| {
+            // Long rows come narrow and few.
+            let rows = rows.min(1 + 60_000 / (tokens * dim));
+            Problem { rows, tokens, dim, dtype, seed, kind }
+        },
+    )
+}
+
+/// Parameters over all of their range that means something.
+pub fn config() -> impl Strategy<Value = ScoreConfig> {
+    let window = prop_oneof![
+        4 => Just(64u32),
+        2 => 1u32..100,
+        1 => prop::sample::select(vec![1, 2, 255, 256, 257, 300, 1000, u32::MAX]),
+    ];
+    (
+        window,
+        -5.0f32..10.0,
+        -1.0f32..2.0,
+        -20.0f32..20.0,
+        [0.01f32..2.0, 0.01f32..2.0, 0.01f32..2.0],
+        any::<bool>(),
+    )
+        .prop_map(|(window, beta, tau, kappa, prior, rectify)| ScoreConfig {
+            window,
+            beta,
+            tau,
+            kappa,
+            prior,
+            rectify,
+        })
+}
+
+/// Few cases, since each goes through a software adapter.
+pub fn few(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, max_shrink_iters: 200, ..ProptestConfig::default() }
+}
+
+/// Uploads numbers of any plain type.
+pub fn upload<T: bytemuck::NoUninit>(values: &[T]) -> wgkv::wgpu::Buffer {
+    support::context().upload("numbers", bytemuck::cast_slice(values)).expect("a buffer")
+}
+
+/// Largest difference between two lists.
+pub fn difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }

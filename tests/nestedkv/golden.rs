@@ -1,10 +1,14 @@
 //! The reference cases, within the tolerances that their index gives.
 
+use wgkv::gpu::Slice;
 use wgkv::nestedkv::cpu::{self, Kept, Scores};
-use wgkv::nestedkv::{Budget, EvictConfig};
+use wgkv::nestedkv::{Budget, EvictConfig, gpu};
 
 use super::cases::{Case, cases, gpu_keep, gpu_scores};
-use crate::support::golden::{Golden, index};
+use crate::support::{
+    self,
+    golden::{Golden, index},
+};
 
 fn evict_config(case: &Case, budget: u32, sinks: u32) -> EvictConfig {
     EvictConfig { score: case.config, sinks, ..EvictConfig::new(Budget::Uniform(budget)) }
@@ -116,7 +120,7 @@ fn gpu_scores_and_selections() {
 }
 
 #[test]
-fn cpu_budgets() {
+fn budgets_on_both_paths() {
     let file = Golden::open("nestedkv_budget_scores.safetensors");
     let index = index();
     let list = index["head_budgets"].as_array().expect("cases");
@@ -137,5 +141,15 @@ fn cpu_budgets() {
             .map(|b| b.as_u64().expect("a budget") as u32)
             .collect();
         assert_eq!(got, want, "{name}, total {total}, safeguard {safeguard}");
+        let lengths: Vec<usize> = heads.iter().map(Vec::len).collect();
+        let scores = heads.concat();
+        let context = support::context();
+        let buffer = context.upload("scores", bytemuck::cast_slice(&scores)).expect("a buffer");
+        let budgets = support::run(|rec| {
+            gpu::allocate_head_budgets(rec, Slice::all(&buffer), &lengths, total, safeguard)
+        })
+        .expect("budgets");
+        let got: Vec<u32> = support::download_as(&budgets);
+        assert_eq!(got, want, "{name}, total {total}, safeguard {safeguard} on the GPU");
     }
 }

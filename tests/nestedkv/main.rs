@@ -3,5 +3,18 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod anchor;
+mod anomaly;
+mod blend;
+mod budgets;
 mod cases;
+mod evict;
+mod gate;
 mod golden;
+mod mean;
+mod norm;
+mod score;
+mod spread;
+mod state;
+mod surprise;
+mod trials;

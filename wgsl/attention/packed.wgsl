@@ -80,36 +80,72 @@ fn square_of(low: vec4<f32>, high: vec4<f32>) -> f32 {
 fn dot_key(page: u32, token: u32) -> vec4<f32> {
     var sum = vec4<f32>(0.0);
     var square = 0.0;
-    for (var piece = 0u; piece < PIECES; piece++) {
-        let byte = token * PIECES + piece;
-        let index = page_byte(key_pages[page + (byte >> 2u)], byte);
-        var low = key_book[2u * index];
-        var high = key_book[2u * index + 1u];
-        square += wg_key_square[index];
-        if params.key_bits == 2u {
-            let signs = page_byte(key_pages[page + params.key_sign + (byte >> 2u)], byte);
-            low = page_signed(low, signs);
-            high = page_signed(high, signs >> 4u);
+    // A head dimension that is a multiple of 32 has whole words of codes in a token.
+    if (PIECES & 3u) == 0u {
+        for (var piece = 0u; piece < PIECES; piece += 4u) {
+            let word = page + ((token * PIECES + piece) >> 2u);
+            let indices = key_pages[word];
+            var signs = 0xffffffffu;
+            if params.key_bits == 2u {
+                signs = key_pages[word + params.key_sign];
+            }
+            let c = piece * 8u;
+            sum += dot_piece(indices & 0xffu, signs, c);
+            sum += dot_piece((indices >> 8u) & 0xffu, signs >> 8u, c + 8u);
+            sum += dot_piece((indices >> 16u) & 0xffu, signs >> 16u, c + 16u);
+            sum += dot_piece(indices >> 24u, signs >> 24u, c + 24u);
+            square += wg_key_square[indices & 0xffu];
+            square += wg_key_square[(indices >> 8u) & 0xffu];
+            square += wg_key_square[(indices >> 16u) & 0xffu];
+            square += wg_key_square[indices >> 24u];
         }
-        let c = piece * 8u;
-        sum += wg_query[c] * low.x;
-        sum += wg_query[c + 1u] * low.y;
-        sum += wg_query[c + 2u] * low.z;
-        sum += wg_query[c + 3u] * low.w;
-        sum += wg_query[c + 4u] * high.x;
-        sum += wg_query[c + 5u] * high.y;
-        sum += wg_query[c + 6u] * high.z;
-        sum += wg_query[c + 7u] * high.w;
+    } else {
+        for (var piece = 0u; piece < PIECES; piece++) {
+            let byte = token * PIECES + piece;
+            let word = page + (byte >> 2u);
+            let index = page_byte(key_pages[word], byte);
+            var signs = 0xffu;
+            if params.key_bits == 2u {
+                signs = page_byte(key_pages[word + params.key_sign], byte);
+            }
+            sum += dot_piece(index, signs, piece * 8u);
+            square += wg_key_square[index];
+        }
     }
     return sum * (params.norm_k / max(sqrt(square), MIN_NORM));
+}
+
+// Dot products of the rotated queries' channels from `c` on with a centroid under signs.
+fn dot_piece(index: u32, signs: u32, c: u32) -> vec4<f32> {
+    let low = page_signed(key_book[2u * index], signs);
+    let high = page_signed(key_book[2u * index + 1u], signs >> 4u);
+    var sum = wg_query[c] * low.x;
+    sum += wg_query[c + 1u] * low.y;
+    sum += wg_query[c + 2u] * low.z;
+    sum += wg_query[c + 3u] * low.w;
+    sum += wg_query[c + 4u] * high.x;
+    sum += wg_query[c + 5u] * high.y;
+    sum += wg_query[c + 6u] * high.z;
+    sum += wg_query[c + 7u] * high.w;
+    return sum;
 }
 
 // What brings the centroids of a value to norm sqrt(d).
 fn value_gain(page: u32, token: u32) -> f32 {
     var square = 0.0;
-    for (var piece = 0u; piece < params.pieces_v; piece++) {
-        let byte = token * params.pieces_v + piece;
-        square += wg_value_square[page_byte(value_pages[page + (byte >> 2u)], byte)];
+    if (params.pieces_v & 3u) == 0u {
+        for (var piece = 0u; piece < params.pieces_v; piece += 4u) {
+            let indices = value_pages[page + ((token * params.pieces_v + piece) >> 2u)];
+            square += wg_value_square[indices & 0xffu];
+            square += wg_value_square[(indices >> 8u) & 0xffu];
+            square += wg_value_square[(indices >> 16u) & 0xffu];
+            square += wg_value_square[indices >> 24u];
+        }
+    } else {
+        for (var piece = 0u; piece < params.pieces_v; piece++) {
+            let byte = token * params.pieces_v + piece;
+            square += wg_value_square[page_byte(value_pages[page + (byte >> 2u)], byte)];
+        }
     }
     return params.norm_v / max(sqrt(square), MIN_NORM);
 }

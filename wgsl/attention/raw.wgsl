@@ -53,21 +53,32 @@ fn dot_key(token: u32) -> vec4<f32> {
     if params.key_dtype == 0u {
         let base = token * HEAD_DIM;
         for (var c = 0u; c < HEAD_DIM; c += 4u) {
-            sum += wg_query[c] * element_read(keys[base + c], 0u, 0u);
-            sum += wg_query[c + 1u] * element_read(keys[base + c + 1u], 0u, 0u);
-            sum += wg_query[c + 2u] * element_read(keys[base + c + 2u], 0u, 0u);
-            sum += wg_query[c + 3u] * element_read(keys[base + c + 3u], 0u, 0u);
+            let a = keys[base + c];
+            let b = keys[base + c + 1u];
+            let d = keys[base + c + 2u];
+            let e = keys[base + c + 3u];
+            sum += wg_query[c] * element_read(a, 0u, 0u);
+            sum += wg_query[c + 1u] * element_read(b, 0u, 0u);
+            sum += wg_query[c + 2u] * element_read(d, 0u, 0u);
+            sum += wg_query[c + 3u] * element_read(e, 0u, 0u);
         }
         return sum;
     }
     let base = token * (HEAD_DIM / 2u);
-    for (var c = 0u; c < HEAD_DIM; c += 4u) {
-        let low = keys[base + (c >> 1u)];
-        let high = keys[base + (c >> 1u) + 1u];
-        sum += wg_query[c] * element_read(low, 0u, params.key_dtype);
-        sum += wg_query[c + 1u] * element_read(low, 1u, params.key_dtype);
-        sum += wg_query[c + 2u] * element_read(high, 0u, params.key_dtype);
-        sum += wg_query[c + 3u] * element_read(high, 1u, params.key_dtype);
+    for (var c = 0u; c < HEAD_DIM; c += 8u) {
+        let word = base + (c >> 1u);
+        let a = keys[word];
+        let b = keys[word + 1u];
+        let d = keys[word + 2u];
+        let e = keys[word + 3u];
+        sum += wg_query[c] * element_read(a, 0u, params.key_dtype);
+        sum += wg_query[c + 1u] * element_read(a, 1u, params.key_dtype);
+        sum += wg_query[c + 2u] * element_read(b, 0u, params.key_dtype);
+        sum += wg_query[c + 3u] * element_read(b, 1u, params.key_dtype);
+        sum += wg_query[c + 4u] * element_read(d, 0u, params.key_dtype);
+        sum += wg_query[c + 5u] * element_read(d, 1u, params.key_dtype);
+        sum += wg_query[c + 6u] * element_read(e, 0u, params.key_dtype);
+        sum += wg_query[c + 7u] * element_read(e, 1u, params.key_dtype);
     }
     return sum;
 }
@@ -189,14 +200,34 @@ fn main(
         sum_d *= shrink;
         if owns {
             let count = min(end - tile, SOFTMAX_LANES);
-            for (var t = lane_group; t < count; t += params.groups) {
+            var t = lane_group;
+            for (; t + 3u * params.groups < count; t += 4u * params.groups) {
+                let second = t + params.groups;
+                let third = second + params.groups;
+                let fourth = third + params.groups;
+                let value_1 = value_pair(tile + t, pair);
+                let value_2 = value_pair(tile + second, pair);
+                let value_3 = value_pair(tile + third, pair);
+                let value_4 = value_pair(tile + fourth, pair);
+                sum_a += wg_weight[t] * value_1.x;
+                sum_b += wg_weight[t] * value_1.y;
+                sum_a += wg_weight[second] * value_2.x;
+                sum_b += wg_weight[second] * value_2.y;
+                sum_a += wg_weight[third] * value_3.x;
+                sum_b += wg_weight[third] * value_3.y;
+                sum_a += wg_weight[fourth] * value_4.x;
+                sum_b += wg_weight[fourth] * value_4.y;
+            }
+            for (; t < count; t += params.groups) {
                 let value = value_pair(tile + t, pair);
                 sum_a += wg_weight[t] * value.x;
                 sum_b += wg_weight[t] * value.y;
-                if owns_second {
-                    let second = value_pair(tile + t, pair + SOFTMAX_LANES);
-                    sum_c += wg_weight[t] * second.x;
-                    sum_d += wg_weight[t] * second.y;
+            }
+            if owns_second {
+                for (var u = lane_group; u < count; u += params.groups) {
+                    let value = value_pair(tile + u, pair + SOFTMAX_LANES);
+                    sum_c += wg_weight[u] * value.x;
+                    sum_d += wg_weight[u] * value.y;
                 }
             }
         }

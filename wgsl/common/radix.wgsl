@@ -1,14 +1,17 @@
-// Radix select, 8 bits a pass, in workgroups of 256: two independent histograms, and the bin that
-// holds a rank. Every function is to be called by all lanes together.
+// Radix select, 8 bits a pass: two independent histograms, and the bins that hold their ranks. Needs
+// the override WG, the lanes of the workgroup. Every function is to be called by all lanes together.
+
+const RADIX_GROUP: u32 = 16u;
 
 var<workgroup> radix_bins: array<atomic<u32>, 512>;
-var<workgroup> radix_scan: array<u32, 256>;
-var<workgroup> radix_found: vec4<u32>;
+var<workgroup> radix_groups: array<u32, 32>;
+var<workgroup> radix_found: array<vec4<u32>, 2>;
 
 // Empties both histograms.
 fn radix_clear(lane: u32) {
-    atomicStore(&radix_bins[lane], 0u);
-    atomicStore(&radix_bins[lane + 256u], 0u);
+    for (var bin = lane; bin < 512u; bin += WG) {
+        atomicStore(&radix_bins[bin], 0u);
+    }
     workgroupBarrier();
 }
 
@@ -19,26 +22,35 @@ fn radix_count(histogram: u32, key: u32, prefix: u32, shift: u32, amount: u32) {
     }
 }
 
-// The bin that holds the key of rank `rank` (1 is the highest), the keys in the bins above it, and
-// the keys in it.
-fn radix_pick(histogram: u32, rank: u32, lane: u32) -> vec4<u32> {
+// Finds in each histogram the bin that holds the key of rank `ranks` (1 is the highest; 0 finds
+// nothing): afterwards radix_found has that bin, the keys in the bins above it, and the keys in it.
+fn radix_pick(ranks: vec2<u32>, lane: u32) {
     workgroupBarrier();
-    let bin = 255u - lane;
-    let own = atomicLoad(&radix_bins[256u * histogram + bin]);
-    radix_scan[lane] = own;
-    workgroupBarrier();
-    for (var step = 1u; step < 256u; step = step << 1u) {
-        let before = select(0u, radix_scan[max(lane, step) - step], lane >= step);
-        workgroupBarrier();
-        radix_scan[lane] = radix_scan[lane] + before;
-        workgroupBarrier();
-    }
-    let inclusive = radix_scan[lane];
-    if inclusive - own < rank && rank <= inclusive {
-        radix_found = vec4<u32>(bin, inclusive - own, own, 0u);
+    for (var group = lane; group < 32u; group += WG) {
+        var sum = 0u;
+        for (var i = 0u; i < RADIX_GROUP; i++) {
+            sum += atomicLoad(&radix_bins[group * RADIX_GROUP + i]);
+        }
+        radix_groups[group] = sum;
     }
     workgroupBarrier();
-    let found = radix_found;
+    for (var group = lane; group < 32u; group += WG) {
+        let histogram = group >> 4u;
+        let rank = select(ranks.x, ranks.y, histogram == 1u);
+        var above = 0u;
+        for (var higher = group + 1u; higher < 16u * (histogram + 1u); higher++) {
+            above += radix_groups[higher];
+        }
+        if above < rank && rank <= above + radix_groups[group] {
+            for (var i = RADIX_GROUP; i > 0u; i--) {
+                let bin = group * RADIX_GROUP + i - 1u;
+                let own = atomicLoad(&radix_bins[bin]);
+                if above < rank && rank <= above + own {
+                    radix_found[histogram] = vec4<u32>(bin & 0xffu, above, own, 0u);
+                }
+                above += own;
+            }
+        }
+    }
     workgroupBarrier();
-    return found;
 }

@@ -5,7 +5,7 @@
 
 // A logit of no key: below any logit, and finite even less the largest logit.
 const SOFTMAX_UNSEEN: f32 = -1.7014118e38;
-const SOFTMAX_FACTOR: f32 = 2.3283064365386963e-10;
+const SOFTMAX_FACTOR: f32 = 9.5367431640625e-7;
 const SOFTMAX_ROWS: u32 = SOFTMAX_LANES / 8u;
 
 var<workgroup> softmax_scratch: array<vec4<f32>, SOFTMAX_LANES>;
@@ -18,9 +18,9 @@ fn softmax_logit(dot: vec4<f32>, limit: vec4<f32>, factor: vec4<f32>, boost: vec
     return bitcast<vec4<f32>>(select(logit, logit + (boost << vec4<u32>(23u)), normal));
 }
 
-// 2^x for x of at most 0; 0 below -94.
+// 2^x for x of at most 0; 0 below -106.
 fn softmax_power(x: vec4<f32>) -> vec4<f32> {
-    return select(exp2(max(x, vec4<f32>(-94.0))), vec4<f32>(0.0), x < vec4<f32>(-94.0));
+    return select(exp2(max(x, vec4<f32>(-106.0))), vec4<f32>(0.0), x < vec4<f32>(-106.0));
 }
 
 // Largest value of the workgroup, for every lane. Lane l of the first eighth takes the values of

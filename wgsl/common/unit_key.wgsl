@@ -14,3 +14,8 @@ fn unit_key(token: u32, pair: u32) -> vec2<f32> {
     let factor = bitcast<f32>(factors[token] & 0x7fffffffu);
     return (key * 5.9604644775390625e-8) * factor;
 }
+
+// A normalised key in multiples of 2^-22, in which sums are exact.
+fn unit_grid(key: vec2<f32>) -> vec2<i32> {
+    return vec2<i32>(round(key * 4194304.0));
+}

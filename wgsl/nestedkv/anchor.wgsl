@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Step 2: sums of normalised keys over segments of a row: the blocks of the episodic scale, and the
-// pieces from which long windows start. `sums` is [rows, segments, dim]. Dispatched by
+// pieces from which long windows start. `sums` is [rows, segments, dim], in multiples of 2^-22; up to
+// 256 tokens fit. Dispatched by
 // src/nestedkv/gpu/anchor.rs; twin src/nestedkv/cpu/anchor.rs.
 // A workgroup takes one segment of one row and up to 128 channels, a lane two channels, token by token.
 
@@ -23,7 +24,7 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> keys: array<u32>;
 @group(0) @binding(2) var<storage, read> factors: array<u32>;
-@group(0) @binding(3) var<storage, read_write> sums: array<f32>;
+@group(0) @binding(3) var<storage, read_write> sums: array<i32>;
 
 @compute @workgroup_size(64)
 fn main(
@@ -41,9 +42,9 @@ fn main(
         let first = (line - row * params.segments) * params.segment;
         let last = min(first + params.segment, params.tokens);
         let base = row * params.tokens;
-        var sum = vec2<f32>(0.0);
+        var sum = vec2<i32>(0);
         for (var token = first; token < last; token++) {
-            sum += unit_key(base + token, pair);
+            sum += unit_grid(unit_key(base + token, pair));
         }
         sums[line * params.dim + 2u * pair] = sum.x;
         sums[line * params.dim + 2u * pair + 1u] = sum.y;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Steps 2 and 3: raw scores of the three scales, [3, rows, tokens]. The sum of the trailing window
-// starts afresh with every workgroup, so its error does not grow with the row. Dispatched by
-// src/nestedkv/gpu/anomaly.rs; twin src/nestedkv/cpu/anomaly.rs.
+// Steps 2 and 3: raw scores of the three scales, [3, rows, tokens]. Sums over blocks and windows are
+// integers, so they are exact. Dispatched by src/nestedkv/gpu/anomaly.rs; twin
+// src/nestedkv/cpu/anomaly.rs.
 // A workgroup takes 16 tokens of a row; a lane takes every 64th pair of channels of all of them.
 
 struct Params {
@@ -26,9 +26,9 @@ struct Params {
 @group(0) @binding(1) var<storage, read> keys: array<u32>;
 @group(0) @binding(2) var<storage, read> factors: array<u32>;
 @group(0) @binding(3) var<storage, read> means: array<f32>;
-@group(0) @binding(4) var<storage, read> sums: array<f32>;
+@group(0) @binding(4) var<storage, read> sums: array<i32>;
 // Sums over 64 tokens, [rows, pieces, dim]; only read when there are pieces.
-@group(0) @binding(5) var<storage, read> piece_sums: array<f32>;
+@group(0) @binding(5) var<storage, read> piece_sums: array<i32>;
 @group(0) @binding(6) var<storage, read_write> scales: array<f32>;
 
 const TILE: u32 = 16u;
@@ -60,15 +60,20 @@ fn main(
     for (var pair = lane; pair < pairs; pair += 64u) {
         let stable = vec2<f32>(
             means[row * params.dim + 2u * pair], means[row * params.dim + 2u * pair + 1u]);
-        var recent = vec2<f32>(0.0);
+        // The sum of the window: single tokens, and whole pieces in two parts that cannot overflow.
+        var near = vec2<i32>(0);
+        var far_high = vec2<i32>(0);
+        var far_low = vec2<i32>(0);
         var next = first + 1u - min(params.window, first + 1u);
         while next <= first {
             if params.pieces > 0u && (next & (PIECE - 1u)) == 0u && next + PIECE <= first + 1u {
                 let at = (row * params.pieces + (next >> 6u)) * params.dim + 2u * pair;
-                recent += vec2<f32>(piece_sums[at], piece_sums[at + 1u]);
+                let piece = vec2<i32>(piece_sums[at], piece_sums[at + 1u]);
+                far_high += piece >> vec2<u32>(14u);
+                far_low += piece & vec2<i32>(0x3fff);
                 next += PIECE;
             } else {
-                recent += unit_key(base + next, pair);
+                near += unit_grid(unit_key(base + next, pair));
                 next += 1u;
             }
         }
@@ -78,17 +83,19 @@ fn main(
             let token = first + t;
             let key = unit_key(base + token, pair);
             if t > 0u {
-                recent += key;
+                near += unit_grid(key);
                 if token >= params.window {
-                    recent -= unit_key(base + token - params.window, pair);
+                    near -= unit_grid(unit_key(base + token - params.window, pair));
                 }
             }
             let enters = token == (block + 1u) * params.block;
             block += select(0u, 1u, enters);
             if t == 0u || enters {
                 let at = (row * params.blocks + block) * params.dim + 2u * pair;
-                episodic = vec2<f32>(sums[at], sums[at + 1u]);
+                episodic = vec2<f32>(vec2<i32>(sums[at], sums[at + 1u]));
             }
+            let recent =
+                vec2<f32>(far_high) * 16384.0 + (vec2<f32>(far_low) + vec2<f32>(near));
             let slot = t * STRIDE + lane;
             wg_partial[slot] += dot(key, stable);
             wg_partial[slot + TILE * STRIDE] += dot(key, episodic);
@@ -99,18 +106,22 @@ fn main(
     let scale = lane >> 4u;
     let t = lane & (TILE - 1u);
     if scale < 3u && t < count {
-        var sum = 0.0;
-        for (var i = 0u; i < 64u; i++) {
-            sum += wg_partial[lane * STRIDE + i];
+        // Four short sums lose less than one long one.
+        var parts = vec4<f32>(0.0);
+        for (var i = 0u; i < 16u; i++) {
+            let at = lane * STRIDE + i;
+            parts += vec4<f32>(
+                wg_partial[at], wg_partial[at + 16u], wg_partial[at + 32u], wg_partial[at + 48u]);
         }
+        let sum = (parts.x + parts.y) + (parts.z + parts.w);
         let token = first + t;
         let block = divide_magic(
             token, params.block_multiplier, params.block_shift1, params.block_shift2);
         let block_length = min(params.block, params.tokens - block * params.block);
         let window = min(params.window, token + 1u);
         var length = 1.0;
-        length = select(length, f32(block_length), scale == 1u);
-        length = select(length, f32(window), scale == 2u);
+        length = select(length, f32(block_length) * 4194304.0, scale == 1u);
+        length = select(length, f32(window) * 4194304.0, scale == 2u);
         scales[(scale * params.rows + row) * params.tokens + token] = -(sum / length);
     }
 }

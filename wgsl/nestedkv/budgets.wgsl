@@ -1,28 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Shares the tokens of a sequence out over its heads: each is sure of the `floor` tokens that
+// Shares the tokens of a sequence out over its heads: each is sure of the `floors[row]` tokens that
 // `thresholds` takes, the `rest` goes to the highest keys of all heads; equal keys: the lower head,
 // then the lower position. Dispatched by src/nestedkv/gpu/budgets.rs; twin
 // src/nestedkv/cpu/budgets.rs.
-// A workgroup takes one sequence.
+// A workgroup takes one sequence; WG lanes, fewer for short rows.
 
 struct Params {
     sequences: u32,
     heads: u32,
-    tokens: u32,
     sinks: u32,
-    floor: u32,
     rest: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> scores: array<u32>;
-@group(0) @binding(2) var<storage, read> thresholds: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read_write> budgets: array<u32>;
+// Row r has the scores from starts[r] to starts[r + 1], and may have none.
+@group(0) @binding(2) var<storage, read> starts: array<u32>;
+@group(0) @binding(3) var<storage, read> floors: array<u32>;
+@group(0) @binding(4) var<storage, read> thresholds: array<vec4<u32>>;
+@group(0) @binding(5) var<storage, read_write> budgets: array<u32>;
+
+override WG: u32 = 256u;
 
 var<workgroup> wg_above: atomic<u32>;
 var<workgroup> wg_equal: atomic<u32>;
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(WG)
 fn main(
     @builtin(local_invocation_index) lane: u32,
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -39,8 +42,9 @@ fn main(
         radix_clear(lane);
         for (var head = 0u; head < heads; head++) {
             let sure = thresholds[first_row + head];
-            let base = (first_row + head) * params.tokens;
-            for (var token = lane; token < params.tokens; token += 256u) {
+            let base = starts[first_row + head];
+            let tokens = starts[first_row + head + 1u] - base;
+            for (var token = lane; token < tokens; token += WG) {
                 let key = select(order_key(scores[base + token]), ORDER_SINK, token < params.sinks);
                 radix_count(0u, key, border, shift, select(0u, 1u, key < sure.x));
             }
@@ -48,7 +52,8 @@ fn main(
                 radix_count(0u, sure.x, border, shift, sure.z - sure.y);
             }
         }
-        let bin = radix_pick(0u, rank, lane);
+        radix_pick(vec2<u32>(rank, 0u), lane);
+        let bin = radix_found[0];
         border |= bin.x << shift;
         rank -= min(bin.y, rank);
     }
@@ -62,10 +67,11 @@ fn main(
         }
         workgroupBarrier();
         let sure = thresholds[first_row + head];
-        let base = (first_row + head) * params.tokens;
+        let base = starts[first_row + head];
+        let tokens = starts[first_row + head + 1u] - base;
         var above = 0u;
         var equal = 0u;
-        for (var token = lane; token < params.tokens; token += 256u) {
+        for (var token = lane; token < tokens; token += WG) {
             let key = select(order_key(scores[base + token]), ORDER_SINK, token < params.sinks);
             above += select(0u, 1u, key < sure.x && key > border);
             equal += select(0u, 1u, key < sure.x && key == border);
@@ -79,13 +85,13 @@ fn main(
             let tied = atomicLoad(&wg_equal) + select(0u, copies, sure.x == border);
             let taken = min(tied, ties);
             ties -= taken;
-            budgets[first_row + head] = params.floor + higher + taken;
+            budgets[first_row + head] = floors[first_row + head] + higher + taken;
         }
         workgroupBarrier();
     }
     if params.rest == 0u && sequence < params.sequences {
-        for (var head = lane; head < params.heads; head += 256u) {
-            budgets[first_row + head] = params.floor;
+        for (var head = lane; head < params.heads; head += WG) {
+            budgets[first_row + head] = floors[first_row + head];
         }
     }
 }

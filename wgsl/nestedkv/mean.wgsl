@@ -14,7 +14,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> sums: array<f32>;
+@group(0) @binding(1) var<storage, read> sums: array<i32>;
 @group(0) @binding(2) var<storage, read_write> means: array<f32>;
 
 const BLOCKS_PER_TASK: u32 = 16u;
@@ -37,7 +37,7 @@ fn main(
             let last = min(first + BLOCKS_PER_TASK, params.blocks);
             var part = 0.0;
             for (var block = first; block < last; block++) {
-                part += sums[base + block * params.dim];
+                part += f32(sums[base + block * params.dim]) * 2.384185791015625e-7;
             }
             total += part;
         }

@@ -308,7 +308,10 @@ fn main(
         if inside.y {
             b = load_piece(place.y);
         }
-        let found = nearest(target_of(a), target_of(b));
+        var found = vec2<u32>(0u);
+        if live.x || live.y {
+            found = nearest(target_of(a), target_of(b));
+        }
         wg_piece[place.x] = select(0u, found.x | (signs_of(a) << 8u), live.x);
         wg_piece[place.y] = select(0u, found.y | (signs_of(b) << 8u), live.y);
         workgroupBarrier();

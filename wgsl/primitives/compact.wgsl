@@ -2,7 +2,7 @@
 // Positions that a threshold takes, ascending, row after row: `positions` within the row, `sources`
 // counted over all rows. Dispatched by src/primitives/gpu/compact.rs; twin
 // src/primitives/cpu/compact.rs.
-// A workgroup takes one row, 1024 tokens at a time, a lane 4 neighbours.
+// A workgroup takes one row, 4 * WG tokens at a time, a lane 4 neighbours; WG is less for short rows.
 
 struct Params {
     rows: u32,
@@ -18,11 +18,9 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> positions: array<u32>;
 @group(0) @binding(5) var<storage, read_write> sources: array<u32>;
 
-const TILE: u32 = 1024u;
+override WG: u32 = 256u;
 
-var<workgroup> wg_scan: array<u32, 256>;
-
-@compute @workgroup_size(256)
+@compute @workgroup_size(WG)
 fn main(
     @builtin(local_invocation_index) lane: u32,
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -38,7 +36,7 @@ fn main(
 
     var above_before = 0u;
     var ties_before = 0u;
-    for (var tile = 0u; tile < tokens; tile += TILE) {
+    for (var tile = 0u; tile < tokens; tile += 4u * WG) {
         let first = tile + 4u * lane;
         // Above in the low half, equal in the high half: a tile has at most 1024 of each.
         var own = 0u;
@@ -50,17 +48,9 @@ fn main(
             own += select(0u, 1u, live && key > threshold.x);
             own += select(0u, 0x10000u, live && key == threshold.x);
         }
-        wg_scan[lane] = own;
-        workgroupBarrier();
-        for (var step = 1u; step < 256u; step = step << 1u) {
-            let before = select(0u, wg_scan[max(lane, step) - step], lane >= step);
-            workgroupBarrier();
-            wg_scan[lane] = wg_scan[lane] + before;
-            workgroupBarrier();
-        }
-        let exclusive = wg_scan[lane] - own;
-        let all = wg_scan[255];
-        workgroupBarrier();
+        let sums = prefix_sum(own, lane);
+        let exclusive = sums.x;
+        let all = sums.y;
         var above = above_before + (exclusive & 0xffffu);
         var ties = ties_before + (exclusive >> 16u);
         for (var i = 0u; i < 4u; i++) {

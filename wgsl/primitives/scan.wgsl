@@ -11,30 +11,20 @@ struct Params {
 @group(0) @binding(1) var<storage, read> counts: array<u32>;
 @group(0) @binding(2) var<storage, read_write> offsets: array<u32>;
 
-var<workgroup> wg_scan: array<u32, 256>;
+const WG: u32 = 256u;
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lane: u32) {
     var carry = 0u;
-    for (var first = 0u; first < params.count; first += 256u) {
+    for (var first = 0u; first < params.count; first += WG) {
         let index = first + lane;
         let live = index < params.count;
         let own = select(0u, counts[min(index, params.count - 1u)], live);
-        wg_scan[lane] = own;
-        workgroupBarrier();
-        for (var step = 1u; step < 256u; step = step << 1u) {
-            let before = select(0u, wg_scan[max(lane, step) - step], lane >= step);
-            workgroupBarrier();
-            wg_scan[lane] = wg_scan[lane] + before;
-            workgroupBarrier();
-        }
-        let inclusive = wg_scan[lane];
-        let all = wg_scan[255];
-        workgroupBarrier();
+        let sums = prefix_sum(own, lane);
         if live {
-            offsets[index] = carry + inclusive - own;
+            offsets[index] = carry + sums.x;
         }
-        carry += all;
+        carry += sums.y;
     }
     if lane == 0u {
         offsets[params.count] = carry;

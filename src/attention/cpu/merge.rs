@@ -13,7 +13,7 @@ pub(super) struct Partial {
     dim: usize,
     /// Largest logit to base 2.
     top: [f32; BLOCK],
-    /// Sum of the weights `2^(logit - top - 32)`; 0 where no key was seen.
+    /// Sum of the weights `2^(logit - top - 20)`; 0 where no key was seen.
     sum: [f32; BLOCK],
     /// Weighted sum of the values `[queries, head_dim_v]`.
     pub(super) plain: Vec<f32>,

@@ -21,6 +21,8 @@ const BLOCK: usize = 4;
 /// Workgroups that fill a large device; more splits than it takes for them only cost merging.
 const GROUPS: usize = 1024;
 
+/// Most splits of a kind: what `merge` has workgroup memory for.
+const MAX_SPLITS: usize = 256;
 /// Invocations of a workgroup that transforms a row.
 const HADAMARD_LANES: u32 = 64;
 
@@ -102,9 +104,7 @@ fn blocks(plan: &Plan) -> usize {
 /// Splits of the tokens of each row, given how many tiles all rows have together.
 fn splits(plan: &Plan, tiles: usize) -> usize {
     let lines = plan.kv_rows * blocks(plan);
-    // Rows may be ragged: twice the mean.
-    let useful = (2 * tiles).div_ceil(plan.kv_rows);
-    GROUPS.div_ceil(lines).min(useful).max(1)
+    GROUPS.div_ceil(lines).min(tiles.div_ceil(plan.kv_rows)).clamp(1, MAX_SPLITS)
 }
 
 /// What stands for the positions where attention is not causal and they are not read.

@@ -8,7 +8,8 @@
 //!
 //! An operation is planned ([`Pool::plan`]), carried out by one of the paths, which follows the
 //! lists of the [`Step`], and booked ([`Pool::commit`]). A step that fails on the way is not booked,
-//! and the pool and the rows of all sequences are what they were.
+//! and all sequences hold the rows that they held, except that a trim may have overwritten rows
+//! that it was to drop.
 //!
 //! What it costs: a table entry is 4 bytes a page of one head. 1,000 sequences of 131,072 tokens in
 //! pages of 64 with 8 KV heads have 16.4 million pages a layer, whose tables take 66 MB (0.07% of

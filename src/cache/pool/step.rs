@@ -62,7 +62,8 @@ pub enum Operation<'a> {
     },
     /// Drops the last positions: each head loses the rows that it has there. A frontier inside a
     /// dropped chunk snaps back to the start of the chunk, and its rows that remain come back raw,
-    /// as they decode; everything else that remains is untouched.
+    /// as they decode; everything else that remains is untouched. Such a head needs one raw page,
+    /// for which it takes the first page of its tail unless it has none or shares it.
     Trim {
         /// Sequences and the number of positions.
         parts: &'a [Part],

@@ -1,101 +1,93 @@
-//! Step 2, block and window: means of normalised keys.
+//! Step 2, block and window: sums of normalised keys, as integers.
 
-use crate::nestedkv::plan::{DIRECT_WINDOW, PIECE_TOKENS};
+use core::ops::{AddAssign, SubAssign};
+
+use crate::nestedkv::plan::GRID;
+
+/// An integer that sums of keys on the grid run in: exact, whatever the order.
+pub trait Sum: Copy + Default + From<i32> + AddAssign + SubAssign + Send {
+    /// The nearest f32.
+    fn to_f32(self) -> f32;
+}
+
+impl Sum for i32 {
+    fn to_f32(self) -> f32 {
+        self as f32
+    }
+}
+
+impl Sum for i64 {
+    fn to_f32(self) -> f32 {
+        self as f32
+    }
+}
+
+/// A channel of a normalised key as a multiple of `1 / GRID`, rounded to nearest even.
+pub fn to_grid(x: f32) -> i32 {
+    // In this binade the unit of f32 is 1, so the addition rounds and the low bits are the integer.
+    const BINADE: f32 = 12_582_912.0;
+    (x * GRID + BINADE).to_bits() as i32 - BINADE.to_bits() as i32
+}
 
 /// Adds `x` to `sum`.
-pub fn add(sum: &mut [f32], x: &[f32]) {
-    for (s, x) in sum.iter_mut().zip(x) {
-        *s += x;
+pub fn add<S: Sum>(sum: &mut [S], x: &[i32]) {
+    for (s, &x) in sum.iter_mut().zip(x) {
+        *s += S::from(x);
     }
 }
 
-/// Subtracts `x` from `sum`.
-pub fn subtract(sum: &mut [f32], x: &[f32]) {
-    for (s, x) in sum.iter_mut().zip(x) {
-        *s -= x;
-    }
-}
-
-/// The latest normalised keys of a row, as many as a window and a block need, and the sum of the
+/// The latest keys of a row on the grid, as many as a window and a block need, and the sum of the
 /// trailing window.
 #[derive(Debug)]
-pub struct Window {
+pub struct Window<S> {
     dim: usize,
     window: usize,
-    mask: usize,
-    keys: Vec<f32>,
-    sum: Vec<f32>,
-    /// Sums of pieces from the first token on; empty where the window is summed token by token.
-    pieces: Vec<f32>,
+    slots: usize,
+    keys: Vec<i32>,
+    sum: Vec<S>,
 }
 
-impl Window {
-    /// Room for windows of `window` tokens and blocks of `block`, in a row of `tokens`.
-    pub fn new(dim: usize, window: usize, block: usize, tokens: usize) -> Self {
-        let window = window.min(tokens);
-        let slots = (window + block).next_power_of_two();
-        let pieces = if window > DIRECT_WINDOW { tokens.div_ceil(PIECE_TOKENS) } else { 0 };
-        Self {
-            dim,
-            window,
-            mask: slots - 1,
-            keys: vec![0.0; slots * dim],
-            sum: vec![0.0; dim],
-            pieces: vec![0.0; pieces * dim],
+impl<S: Sum> Window<S> {
+    /// Room for windows of `window` tokens and blocks of `block`.
+    pub fn new(dim: usize, window: usize, block: usize) -> Self {
+        let slots = window + block;
+        Self { dim, window, slots, keys: vec![0; slots * dim], sum: vec![S::default(); dim] }
+    }
+
+    fn slot(&self, token: usize) -> core::ops::Range<usize> {
+        let at = token % self.slots * self.dim;
+        at..at + self.dim
+    }
+
+    /// Takes the normalised key of `token` in and returns it on the grid.
+    pub fn push(&mut self, token: usize, key: &[f32]) -> &[i32] {
+        let slot = self.slot(token);
+        let on_grid = &mut self.keys[slot];
+        for (to, &x) in on_grid.iter_mut().zip(key) {
+            *to = to_grid(x);
         }
+        on_grid
     }
 
-    /// The place of the normalised key of `token`, to be filled.
-    pub fn key_mut(&mut self, token: usize) -> &mut [f32] {
-        let at = (token & self.mask) * self.dim;
-        &mut self.keys[at..at + self.dim]
+    /// Adds `token`, a key taken in, to the sum; for the first window, which leaves no token behind.
+    pub fn enter(&mut self, token: usize) {
+        let slot = self.slot(token);
+        add(&mut self.sum, &self.keys[slot]);
     }
 
-    /// The normalised key of `token`.
-    pub fn key(&self, token: usize) -> &[f32] {
-        let at = (token & self.mask) * self.dim;
-        &self.keys[at..at + self.dim]
-    }
-
-    /// Takes note of a filled key; to be called token by token.
-    pub fn note(&mut self, token: usize) {
-        if !self.pieces.is_empty() {
-            let piece = token / PIECE_TOKENS * self.dim;
-            let at = (token & self.mask) * self.dim;
-            add(&mut self.pieces[piece..piece + self.dim], &self.keys[at..at + self.dim]);
-        }
-    }
-
-    /// Sum of the window.
-    pub fn sum(&self) -> &[f32] {
-        &self.sum
-    }
-
-    /// Sums the window that ends with `token` from the start.
-    pub fn restart(&mut self, token: usize) {
-        self.sum.fill(0.0);
-        let mut next = (token + 1).saturating_sub(self.window);
-        while next <= token {
-            let whole = next.is_multiple_of(PIECE_TOKENS) && next + PIECE_TOKENS <= token + 1;
-            if whole && !self.pieces.is_empty() {
-                let piece = next / PIECE_TOKENS * self.dim;
-                add(&mut self.sum, &self.pieces[piece..piece + self.dim]);
-                next += PIECE_TOKENS;
-            } else {
-                let at = (next & self.mask) * self.dim;
-                add(&mut self.sum, &self.keys[at..at + self.dim]);
-                next += 1;
-            }
-        }
-    }
-
-    /// Moves the sum from the window that ends before `token` to the one that ends with it.
-    pub fn advance(&mut self, token: usize) {
-        let at = (token & self.mask) * self.dim;
-        add(&mut self.sum, &self.keys[at..at + self.dim]);
+    /// Moves the sum from the window that ends before `token`, a key taken in, to the one that ends
+    /// with it.
+    pub fn advance(&mut self, token: usize) -> &[S] {
+        let new = self.slot(token);
         if token >= self.window {
-            let at = ((token - self.window) & self.mask) * self.dim;
-            subtract(&mut self.sum, &self.keys[at..at + self.dim]);
+            let old = self.slot(token - self.window);
+            let (new, old) = (&self.keys[new], &self.keys[old]);
+            for ((s, &new), &old) in self.sum.iter_mut().zip(new).zip(old) {
+                *s += S::from(new - old);
+            }
+        } else {
+            add(&mut self.sum, &self.keys[new]);
         }
+        &self.sum
     }
 }

@@ -1,15 +1,12 @@
 //! Steps 2 and 3: how far each key stands from the means of the three scales, not yet normalised.
 
-use super::anchor::{Window, add};
+use super::anchor::{Sum, Window, add};
+use super::mean::{BLOCKS_PER_TASK, mean};
 use super::norm;
-use crate::nestedkv::plan::{DIRECT_WINDOW, RESTART};
-use crate::primitives::math::{dot, dot_pair};
+use crate::nestedkv::plan::{GRID, SHORT_SUM};
+use crate::primitives::math::{add_lanes, dot};
 use crate::primitives::parallel;
 use crate::shape::Elements;
-
-/// Blocks that one task takes; a function of nothing else, so that results do not depend on the
-/// number of threads.
-const BLOCKS_PER_TASK: usize = 16;
 
 /// Token rows whose keys are to be scored.
 #[derive(Clone, Copy, Debug)]
@@ -48,9 +45,7 @@ pub struct Raw<'a> {
 
 struct Task<'a> {
     keys: Keys<'a>,
-    row: usize,
     start: usize,
-    tokens: usize,
     episodic: &'a mut [f32],
     current: &'a mut [f32],
     factors: &'a mut [f32],
@@ -62,35 +57,37 @@ pub fn anomaly(rows: Vec<Raw<'_>>, block: usize, window: usize) {
     let (tokens, dim) = (first.factors.len(), first.keys.dim);
     let window = window.min(tokens);
     // A long window would be normalised again for every task, so such a row is one task.
-    let span = if window > DIRECT_WINDOW { tokens } else { block * BLOCKS_PER_TASK };
+    let short = window.max(block) <= SHORT_SUM;
+    let span = if short { block * BLOCKS_PER_TASK } else { tokens };
     let per_row = tokens.div_ceil(span);
     let mut tasks = Vec::with_capacity(rows.len() * per_row);
     let mut stable = Vec::with_capacity(rows.len());
-    for (row, raw) in rows.into_iter().enumerate() {
+    for raw in rows {
         let [s, e, c] = raw.scores;
         stable.push((raw.keys, s));
         let parts = e.chunks_mut(span).zip(c.chunks_mut(span)).zip(raw.factors.chunks_mut(span));
         for (index, ((episodic, current), factors)) in parts.enumerate() {
             let start = index * span;
-            tasks.push(Task { keys: raw.keys, row, start, tokens, episodic, current, factors });
+            tasks.push(Task { keys: raw.keys, start, episodic, current, factors });
         }
     }
     // What each task found, in order: the row's sum adds up the same way every time.
-    let sums = parallel::map(tasks, |task| run(task, dim, block, window));
-    let mut means = vec![0.0f32; stable.len() * dim];
-    let mut factors: Vec<&[f32]> = Vec::with_capacity(sums.len());
-    for (row, sum, f) in &sums {
-        add(&mut means[row * dim..(row + 1) * dim], sum);
-        factors.push(f);
-    }
-    for mean in &mut means {
-        *mean /= tokens as f32;
-    }
+    let sums = parallel::map(tasks, |task| {
+        if short {
+            run::<i32>(task, dim, block, window)
+        } else {
+            run::<i64>(task, dim, block, window)
+        }
+    });
+    let means: Vec<Vec<f32>> = sums
+        .chunks(per_row)
+        .map(|row| mean(row.iter().map(|(sum, _)| sum.as_slice()), dim, tokens))
+        .collect();
     let mut tasks = Vec::with_capacity(sums.len());
     for (row, (keys, scores)) in stable.into_iter().enumerate() {
-        let mean = &means[row * dim..(row + 1) * dim];
+        let mean = means[row].as_slice();
         for (index, part) in scores.chunks_mut(span).enumerate() {
-            tasks.push((keys, index * span, mean, factors[row * per_row + index], part));
+            tasks.push((keys, index * span, mean, sums[row * per_row + index].1, part));
         }
     }
     parallel::for_each(tasks, |(keys, start, mean, factors, out)| {
@@ -103,40 +100,62 @@ pub fn anomaly(rows: Vec<Raw<'_>>, block: usize, window: usize) {
     });
 }
 
-/// Episodic and current scores of some blocks; returns the row, the sum of its normalised keys and
-/// their factors.
-fn run(task: Task<'_>, dim: usize, block: usize, window: usize) -> (usize, Vec<f32>, &[f32]) {
-    let Task { keys, row, start, tokens, episodic, current, factors } = task;
+/// Episodic and current scores of some blocks; returns the sum of the normalised keys and the factors.
+fn run<S: Sum>(task: Task<'_>, dim: usize, block: usize, window: usize) -> (Vec<f32>, &[f32]) {
+    let Task { keys, start, episodic, current, factors } = task;
     let end = start + factors.len();
-    let mut recent = Window::new(dim, window, block, tokens);
+    let mut recent = Window::<S>::new(dim, window, block);
+    let mut units = vec![0.0; block * dim];
+    // From as far back that the first window is whole and has its oldest token to leave behind.
     for token in start.saturating_sub(window)..start {
-        keys.read(token, recent.key_mut(token));
+        keys.read(token, &mut units[..dim]);
+        recent.push(token, &units[..dim]);
+        recent.enter(token);
     }
     let mut total = vec![0.0; dim];
+    let mut sum = vec![S::default(); dim];
     let mut mean = vec![0.0; dim];
     for first in (start..end).step_by(block) {
         let last = (first + block).min(end);
-        mean.fill(0.0);
-        for token in first..last {
-            factors[token - start] = keys.read(token, recent.key_mut(token));
-            recent.note(token);
-            add(&mut mean, recent.key(token));
+        sum.fill(S::default());
+        for (token, unit) in (first..last).zip(units.chunks_exact_mut(dim)) {
+            factors[token - start] = keys.read(token, unit);
+            add(&mut sum, recent.push(token, unit));
         }
-        add(&mut total, &mean);
         let count = (last - first) as f32;
-        for m in &mut mean {
-            *m /= count;
+        for ((mean, total), sum) in mean.iter_mut().zip(&mut total).zip(&sum) {
+            let sum = sum.to_f32() * (1.0 / GRID);
+            *total += sum;
+            *mean = sum / count;
         }
-        for token in first..last {
-            if token == start || token.is_multiple_of(RESTART) {
-                recent.restart(token);
-            } else {
-                recent.advance(token);
-            }
-            let (e, c) = dot_pair(recent.key(token), &mean, recent.sum());
+        for (token, unit) in (first..last).zip(units.chunks_exact(dim)) {
+            let (e, c) = dot_pair(unit, &mean, recent.advance(token));
+            let count = (token + 1).min(window) as f32;
             episodic[token - start] = -e;
-            current[token - start] = -(c / (token + 1).min(window) as f32);
+            current[token - start] = -(c / (count * GRID));
         }
     }
-    (row, total, factors)
+    (total, factors)
+}
+
+/// Dot products of a key with the mean of its block and with the sum of its window, each summed as
+/// [`dot`] does.
+fn dot_pair<S: Sum>(key: &[f32], mean: &[f32], sum: &[S]) -> (f32, f32) {
+    let mut episodic = [0.0f32; 8];
+    let mut current = [0.0f32; 8];
+    for ((x, m), s) in key.chunks(64).zip(mean.chunks(64)).zip(sum.chunks(64)) {
+        let mut e = [0.0f32; 8];
+        let mut c = [0.0f32; 8];
+        for ((x, m), s) in x.chunks_exact(8).zip(m.chunks_exact(8)).zip(s.chunks_exact(8)) {
+            for lane in 0..8 {
+                e[lane] += x[lane] * m[lane];
+                c[lane] += x[lane] * s[lane].to_f32();
+            }
+        }
+        for lane in 0..8 {
+            episodic[lane] += e[lane];
+            current[lane] += c[lane];
+        }
+    }
+    (add_lanes(episodic), add_lanes(current))
 }

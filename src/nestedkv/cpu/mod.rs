@@ -6,6 +6,7 @@ pub mod blend;
 pub mod budgets;
 pub mod evict;
 pub mod gate;
+pub mod mean;
 pub mod norm;
 pub mod score;
 pub mod spread;

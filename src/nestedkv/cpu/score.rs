@@ -117,7 +117,8 @@ fn raw_scales(
 }
 
 /// Stable, episodic and current scores in `[0, 1]` of keys `[tokens, head_dim]` that already have
-/// norm 1, with blocks of `block_size` tokens and a trailing window of `window`.
+/// norm 1 (NaN and Inf read as 0), with blocks of `block_size` tokens and a trailing window of
+/// `window`.
 ///
 /// # Errors
 /// As [`per_scale_anomaly_scores_batched`].
@@ -135,7 +136,7 @@ pub fn per_scale_anomaly_scores(
 ///
 /// # Errors
 /// [`Error::Empty`] for no rows, tokens, block or window; [`Error::Length`] for elements that do not
-/// fill whole rows; [`Error::HeadDim`].
+/// fill whole rows; [`Error::HeadDim`]; [`Error::Parameter`] for keys of a norm above 1.
 pub fn per_scale_anomaly_scores_batched(
     k_hat: &[f32],
     rows: usize,
@@ -151,6 +152,10 @@ pub fn per_scale_anomaly_scores_batched(
     }
     let tokens = k_hat.len() / rows / head_dim;
     let keys = Tensor::new("k_hat", Elements::F32(k_hat), rows, tokens, head_dim)?;
+    if let Some(x) = k_hat.iter().find(|x| x.abs() > 1.001) {
+        let (got, expected) = (f64::from(*x), "channels of keys of norm 1");
+        return Err(Error::Parameter { argument: "k_hat", got, expected });
+    }
     let keys: Vec<_> = (0..rows)
         .map(|row| {
             let per_row = tokens * head_dim;

@@ -1,8 +1,9 @@
 //! Step 2: sums of normalised keys over segments of the rows.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::{Binding, DeviceTensor, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::nestedkv::params::AnchorParams;
+use crate::nestedkv::plan::SHORT_SUM;
 
 /// One segment and up to 128 channels a workgroup.
 pub(crate) static KERNEL: Kernel = Kernel {
@@ -17,16 +18,22 @@ pub(crate) static KERNEL: Kernel = Kernel {
     params: AnchorParams::LAYOUT,
 };
 
-/// Records the sums over segments of `segment` tokens: `[rows, segments, head_dim]` f32.
+/// Records the sums over segments of `segment` tokens: `[rows, segments, head_dim]` i32, in multiples
+/// of `1 / GRID`.
 ///
 /// # Errors
-/// As [`Recorder::dispatch`].
+/// [`Error::OutOfRange`] for a segment of none or more than [`SHORT_SUM`] tokens; as
+/// [`Recorder::dispatch`].
 pub fn record(
     rec: &mut Recorder<'_>,
     keys: &DeviceTensor<'_>,
     factors: Slice<'_>,
     segment: usize,
 ) -> Result<wgpu::Buffer> {
+    if !(1..=SHORT_SUM).contains(&segment) {
+        let (got, max) = (segment as u64, SHORT_SUM as u64);
+        return Err(Error::OutOfRange { argument: "segment", got, min: 1, max });
+    }
     let segments = keys.tokens().div_ceil(segment);
     let lines = (keys.rows() * segments) as u64;
     let sums = rec.context().create("segment sums", lines * keys.head_dim() as u64 * 4)?;

@@ -7,7 +7,7 @@ use crate::gpu::{DeviceTensor, Recorder, Slice};
 use crate::nestedkv::config::{Budget, EvictConfig};
 use crate::nestedkv::plan::KeepPlan;
 use crate::primitives::gpu::gather::{self as rows_of, Gathered};
-use crate::primitives::gpu::{check_words, compact, scan, select};
+use crate::primitives::gpu::{check_words, compact, scan, select, size};
 
 /// Tokens that stay, row after row, on the device: [`crate::nestedkv::cpu::Kept`].
 #[derive(Clone, Debug)]
@@ -47,6 +47,11 @@ pub fn keep(
     let plan = KeepPlan::new(cfg, tokens);
     let total = plan.total(rows)?;
     let sinks = plan.sinks as u32;
+    let each = size("tokens", tokens)?;
+    size("scores", rows * tokens)?;
+    let starts: Vec<u32> = (0..=rows as u32).map(|row| row * each).collect();
+    let starts = rec.context().upload("starts", bytemuck::cast_slice(&starts))?;
+    let starts = Slice::all(&starts);
     let (budgets, offsets) = match cfg.budget {
         Budget::Uniform(_) => {
             let each = plan.per_sequence as u32;
@@ -59,15 +64,26 @@ pub fn keep(
             )
         }
         Budget::Adaptive { .. } => {
-            let budgets = budgets::record(rec, scores, rows, tokens, &plan)?;
+            let floors = vec![plan.floor; rows];
+            let competition = budgets::Competition {
+                scores,
+                starts,
+                longest: tokens,
+                floors: &floors,
+                heads: plan.heads,
+                per_sequence: plan.per_sequence,
+                sinks,
+            };
+            let budgets = budgets::record(rec, &competition)?;
             let offsets = scan::record(rec, Slice::all(&budgets), rows)?;
             (budgets, offsets)
         }
     };
-    let thresholds = select::record(rec, scores, rows, tokens, sinks, Slice::all(&budgets))?;
-    let (thresholds, starts) = (Slice::all(&thresholds), Slice::all(&offsets));
+    let thresholds =
+        select::record(rec, scores, starts, rows, tokens, sinks, Slice::all(&budgets))?;
+    let (thresholds, ends) = (Slice::all(&thresholds), Slice::all(&offsets));
     let compact::Compacted { positions, sources } =
-        compact::record(rec, scores, rows, tokens, sinks, thresholds, starts, total)?;
+        compact::record(rec, scores, rows, tokens, sinks, thresholds, ends, total)?;
     let sinks_only = plan.sinks_only;
     Ok(DeviceKept { offsets, positions, sources, budgets, total, sinks_only })
 }

@@ -14,25 +14,24 @@ pub mod spread;
 pub mod surprise;
 
 pub use crate::primitives::gpu::gather::{Gathered, first_beyond};
+pub use budgets::allocate_head_budgets;
 pub use evict::{DeviceEvicted, DeviceKept, compress_prefill, gather, keep};
 pub use score::{DeviceScores, score};
 
 use crate::gpu::{Kernel, Variant};
+use crate::primitives::gpu::lane_variants;
 
 /// Every kernel of this folder with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
-    [
+    let plain = [
         &norm::KERNEL,
         &anchor::KERNEL,
         &mean::KERNEL,
         &anomaly::KERNEL,
-        &spread::KERNEL,
         &blend::KERNEL,
-        &surprise::KERNEL,
         &gate::KERNEL,
-        &budgets::KERNEL,
-    ]
-    .into_iter()
-    .map(|kernel| (kernel, vec![Variant::default()]))
-    .collect()
+    ];
+    let by_row = [&spread::KERNEL, &surprise::KERNEL, &budgets::KERNEL];
+    let plain = plain.into_iter().map(|kernel| (kernel, vec![Variant::default()]));
+    plain.chain(by_row.into_iter().map(|kernel| (kernel, lane_variants()))).collect()
 }

@@ -4,7 +4,7 @@ use super::{anchor, anomaly, blend, gate, mean, norm, spread, surprise};
 use crate::error::{Error, Result};
 use crate::gpu::{DeviceTensor, Recorder, Slice};
 use crate::nestedkv::config::ScoreConfig;
-use crate::nestedkv::plan::{DIRECT_WINDOW, PIECE_TOKENS, block_size_for};
+use crate::nestedkv::plan::{PIECE_TOKENS, SHORT_SUM, block_size_for};
 
 /// Scores on the device: [`crate::nestedkv::cpu::Scores`].
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub fn score(
     let factors = norm::record(rec, keys)?;
     let factors_slice = Slice::all(&factors);
     let blocks = anchor::record(rec, keys, factors_slice, block)?;
-    let pieces = if window > DIRECT_WINDOW {
+    let pieces = if window > SHORT_SUM {
         Some(anchor::record(rec, keys, factors_slice, PIECE_TOKENS)?)
     } else {
         None

@@ -1,9 +1,10 @@
 //! Steps 4 and 5: lowest score, span and gap of every scale of every row.
 
 use crate::error::Result;
-use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
+use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice};
 use crate::nestedkv::params::SpreadParams;
 use crate::nestedkv::plan::{FLAT_SPAN, group_size};
+use crate::primitives::gpu::lanes;
 
 /// One scale of one row a workgroup.
 pub(crate) static KERNEL: Kernel = Kernel {
@@ -36,6 +37,6 @@ pub fn record(
         flat: FLAT_SPAN,
     };
     let slices = [scales, Slice::all(&spreads)];
-    rec.dispatch(&KERNEL, &Variant::default(), &params, &slices, Groups(lines as u64))?;
+    rec.dispatch(&KERNEL, &lanes(tokens), &params, &slices, Groups(lines as u64))?;
     Ok(spreads)
 }

@@ -1,9 +1,10 @@
 //! Step 7: lowest deviation, span and mean of every row.
 
 use crate::error::Result;
-use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
+use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice};
 use crate::nestedkv::params::SurpriseParams;
 use crate::nestedkv::plan::FLAT_SPAN;
+use crate::primitives::gpu::lanes;
 
 /// One row a workgroup.
 pub(crate) static KERNEL: Kernel = Kernel {
@@ -30,6 +31,6 @@ pub fn record(
     let surprises = rec.context().create("surprises", rows as u64 * 16)?;
     let params = SurpriseParams { rows: rows as u32, tokens: tokens as u32, flat: FLAT_SPAN };
     let slices = [deviations, Slice::all(&surprises)];
-    rec.dispatch(&KERNEL, &Variant::default(), &params, &slices, Groups(rows as u64))?;
+    rec.dispatch(&KERNEL, &lanes(tokens), &params, &slices, Groups(rows as u64))?;
     Ok(surprises)
 }

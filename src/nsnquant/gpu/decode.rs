@@ -32,7 +32,7 @@ pub fn kernel() -> &'static Kernel {
 
 /// A variant for each head dimension and rate.
 pub fn variants() -> Vec<Variant> {
-    device::covering(variant)
+    device::covering(64, variant)
 }
 
 fn variant(layout: &PageLayout, hadamard: &Hadamard) -> Variant {

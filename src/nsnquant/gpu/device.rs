@@ -86,12 +86,15 @@ pub(super) fn constants(layout: &PageLayout, hadamard: &Hadamard) -> Vec<(&'stat
     constants
 }
 
-/// One variant for every head dimension and rate, as `variant` makes it.
-pub(super) fn covering(variant: impl Fn(&PageLayout, &Hadamard) -> Variant) -> Vec<Variant> {
+/// One variant for every head dimension and rate at chunks of `chunk` tokens, as `variant` makes it.
+pub(super) fn covering(
+    chunk: usize,
+    variant: impl Fn(&PageLayout, &Hadamard) -> Variant,
+) -> Vec<Variant> {
     let mut variants = Vec::new();
     for dim in (8..=MAX_HEAD_DIM).filter(|dim| check_head_dim("head_dim", *dim).is_ok()) {
         for bits in [Bits::One, Bits::Two] {
-            let layout = PageLayout::new("data", dim, bits, 64);
+            let layout = PageLayout::new("data", dim, bits, chunk);
             if let (Ok(layout), Ok(hadamard)) = (layout, Hadamard::new("head_dim", dim)) {
                 variants.push(variant(&layout, &hadamard));
             }

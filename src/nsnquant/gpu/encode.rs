@@ -3,7 +3,7 @@
 use super::device::{self, DeviceCodec};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
-use crate::layout::PageLayout;
+use crate::layout::{MAX_CHUNK, PageLayout};
 use crate::nsnquant::hadamard::Hadamard;
 use crate::nsnquant::params::EncodeParams;
 use crate::shape::Dtype;
@@ -29,9 +29,10 @@ pub fn kernel() -> &'static Kernel {
     &KERNEL
 }
 
-/// A variant for each head dimension and rate, for chunks of up to 64 tokens.
+/// A variant for each head dimension and rate, for the usual chunks of up to 64 tokens and for the
+/// longest, which take the most workgroup memory.
 pub fn variants() -> Vec<Variant> {
-    device::covering(variant)
+    [64, MAX_CHUNK].into_iter().flat_map(|chunk| device::covering(chunk, variant)).collect()
 }
 
 fn variant(layout: &PageLayout, hadamard: &Hadamard) -> Variant {

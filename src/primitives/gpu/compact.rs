@@ -1,8 +1,8 @@
 //! Positions of the keys that thresholds take.
 
-use super::{check_words, size};
+use super::{check_words, lanes, size};
 use crate::error::Result;
-use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
+use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice};
 use crate::primitives::params::CompactParams;
 
 /// Ordered compaction of one row a workgroup.
@@ -10,6 +10,7 @@ pub(crate) static KERNEL: Kernel = Kernel {
     name: "primitives/compact",
     source: concat!(
         include_str!("../../../wgsl/common/order.wgsl"),
+        include_str!("../../../wgsl/common/prefix.wgsl"),
         include_str!("../../../wgsl/primitives/compact.wgsl"),
     ),
     bindings: &[
@@ -59,7 +60,7 @@ pub fn record(
     let sources = rec.context().create("sources", total * 4)?;
     rec.dispatch(
         &KERNEL,
-        &Variant::default(),
+        &lanes(tokens),
         &params,
         &[scores, thresholds, offsets, Slice::all(&positions), Slice::all(&sources)],
         Groups(if total == 0 { 0 } else { rows as u64 }),

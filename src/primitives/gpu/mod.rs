@@ -10,10 +10,26 @@ use crate::gpu::{Kernel, Variant};
 
 /// Every kernel of this folder with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
-    [&select::KERNEL, &compact::KERNEL, &scan::KERNEL, &gather::KERNEL]
-        .into_iter()
-        .map(|kernel| (kernel, vec![Variant::default()]))
-        .collect()
+    vec![
+        (&select::KERNEL, lane_variants()),
+        (&compact::KERNEL, lane_variants()),
+        (&scan::KERNEL, vec![Variant::default()]),
+        (&gather::KERNEL, vec![Variant::default()]),
+    ]
+}
+
+/// Rows up to this length get a workgroup of 64 lanes, longer ones of 256.
+const SHORT_ROW: usize = 1024;
+
+/// The variant of a kernel that gives each row of `tokens` tokens a workgroup.
+pub(crate) fn lanes(tokens: usize) -> Variant {
+    let lanes = if tokens <= SHORT_ROW { 64 } else { 256 };
+    Variant { constants: Vec::new(), overrides: vec![("WG", lanes)] }
+}
+
+/// Every variant that [`lanes`] chooses from.
+pub(crate) fn lane_variants() -> Vec<Variant> {
+    vec![lanes(1), lanes(SHORT_ROW + 1)]
 }
 
 /// Scores as the kernels count them.

@@ -8,7 +8,10 @@ use crate::primitives::params::ScanParams;
 /// Running sums in one workgroup.
 pub(crate) static KERNEL: Kernel = Kernel {
     name: "primitives/scan",
-    source: include_str!("../../../wgsl/primitives/scan.wgsl"),
+    source: concat!(
+        include_str!("../../../wgsl/common/prefix.wgsl"),
+        include_str!("../../../wgsl/primitives/scan.wgsl"),
+    ),
     bindings: &[Binding::Read("counts"), Binding::Write("offsets")],
     params: ScanParams::LAYOUT,
 };

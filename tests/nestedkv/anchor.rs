@@ -1,0 +1,121 @@
+//! Sums over blocks and the trailing window.
+
+use proptest::prelude::*;
+use wgkv::gpu::Slice;
+use wgkv::nestedkv::cpu::anchor::{Sum, Window, add, to_grid};
+use wgkv::nestedkv::cpu::norm::{apply, factor};
+use wgkv::nestedkv::gpu::{anchor, norm};
+use wgkv::nestedkv::plan::{GRID, SHORT_SUM};
+
+use super::cases::{few, problem};
+use crate::support;
+
+#[test]
+fn the_grid_rounds_to_nearest_even() {
+    for (x, want) in [
+        (0.0, 0),
+        (1.0, 4_194_304),
+        (-1.0, -4_194_304),
+        (0.5 / GRID, 0),
+        (1.5 / GRID, 2),
+        (-1.5 / GRID, -2),
+        (2.5 / GRID, 2),
+        (0.75, 3_145_728),
+        (1e-20, 0),
+    ] {
+        assert_eq!(to_grid(x), want, "{x}");
+    }
+}
+
+fn window_sums<S: Sum + PartialEq + core::fmt::Debug + Into<i64>>(window: usize, tokens: usize) {
+    let dim = 8;
+    let key = |token: usize, channel: usize| {
+        (token.wrapping_mul(2_654_435_761) >> (channel + 3) & 1023) as f32 / 1024.0
+    };
+    let mut recent = Window::<S>::new(dim, window, 256);
+    let mut exact = vec![0i64; dim];
+    for block in (0..tokens).step_by(256) {
+        let last = (block + 256).min(tokens);
+        for token in block..last {
+            let unit: Vec<f32> = (0..dim).map(|channel| key(token, channel)).collect();
+            recent.push(token, &unit);
+        }
+        for token in block..last {
+            let sum = recent.advance(token);
+            for channel in 0..dim {
+                exact[channel] += i64::from(to_grid(key(token, channel)));
+                if token >= window {
+                    exact[channel] -= i64::from(to_grid(key(token - window, channel)));
+                }
+                assert_eq!(sum[channel].into(), exact[channel], "{window} {token}");
+            }
+        }
+    }
+}
+
+#[test]
+fn window_sums_are_exact_at_any_length() {
+    for window in [1, 2, 63, 64, 65, 256] {
+        window_sums::<i32>(window, 131_072);
+    }
+    for window in [257, 1000, 65_536, 131_072] {
+        window_sums::<i64>(window, 131_072);
+    }
+    window_sums::<i64>(500, 100);
+}
+
+proptest! {
+    #![proptest_config(few(16))]
+
+    #[test]
+    fn gpu_equals_cpu(problem in problem(), segment in 1usize..=SHORT_SUM) {
+        let (rows, tokens, dim) = (problem.rows, problem.tokens, problem.dim);
+        let buffer = problem.upload();
+        let tensor = problem.tensor(&buffer);
+        let sums = support::run(|rec| {
+            let factors = norm::record(rec, &tensor)?;
+            anchor::record(rec, &tensor, Slice::all(&factors), segment)
+        });
+        let got: Vec<i32> = support::download_as(&sums.expect("sums"));
+        let keys = problem.keys();
+        let segments = tokens.div_ceil(segment);
+        let mut want = vec![0i32; rows * segments * dim];
+        let mut key = vec![0.0; dim];
+        for row in 0..rows {
+            for token in 0..tokens {
+                keys.view().read((row * tokens + token) * dim, &mut key);
+                let f = factor(&key);
+                apply(&mut key, f);
+                let on_grid: Vec<i32> = key.iter().map(|&x| to_grid(x)).collect();
+                let at = (row * segments + token / segment) * dim;
+                add(&mut want[at..at + dim], &on_grid);
+            }
+        }
+        // The sums are exact; the keys differ in the last bits of their norms.
+        let allowed = 4 * segment.min(tokens) as i32;
+        for (got, want) in got.iter().zip(&want) {
+            prop_assert!((got - want).abs() <= allowed, "{} against {}", got, want);
+        }
+    }
+}
+
+#[test]
+fn segments_beyond_32_bits_are_refused() {
+    let problem = super::cases::Problem {
+        rows: 1,
+        tokens: 300,
+        dim: 16,
+        dtype: wgkv::shape::Dtype::F16,
+        seed: 1,
+        kind: super::cases::Kind::Plain,
+    };
+    let buffer = problem.upload();
+    for segment in [0, SHORT_SUM + 1] {
+        let refused = support::run(|rec| {
+            let tensor = problem.tensor(&buffer);
+            let factors = norm::record(rec, &tensor)?;
+            anchor::record(rec, &tensor, Slice::all(&factors), segment)
+        });
+        assert!(matches!(refused, Err(wgkv::Error::OutOfRange { argument: "segment", .. })));
+    }
+}

@@ -1,0 +1,110 @@
+//! Raw scores of the three scales.
+
+use proptest::prelude::*;
+use wgkv::gpu::Slice;
+use wgkv::nestedkv::cpu::anomaly::{Keys, Raw, anomaly as cpu_anomaly};
+use wgkv::nestedkv::gpu::{anchor, anomaly, mean, norm};
+use wgkv::nestedkv::plan::{PIECE_TOKENS, SHORT_SUM};
+use wgkv::shape::Dtype;
+
+use super::cases::{Data, Kind, Problem, difference, few, problem};
+use crate::support;
+
+/// Raw scores on the CPU, `[3, rows, tokens]`.
+fn on_cpu(keys: &Data, problem: &Problem, block: usize, window: usize) -> Vec<f32> {
+    let Problem { rows, tokens, dim, .. } = *problem;
+    let mut scales = vec![0.0; 3 * rows * tokens];
+    let mut factors = vec![0.0; rows * tokens];
+    let mut parts: Vec<_> = scales.chunks_mut(tokens).collect();
+    let current = parts.split_off(2 * rows);
+    let episodic = parts.split_off(rows);
+    let raws = parts
+        .into_iter()
+        .zip(episodic)
+        .zip(current)
+        .zip(factors.chunks_mut(tokens))
+        .enumerate()
+        .map(|(row, (((s, e), c), factors))| Raw {
+            keys: Keys {
+                data: keys.view().slice(row * tokens * dim..(row + 1) * tokens * dim),
+                dim,
+                normalised: false,
+            },
+            scores: [s, e, c],
+            factors,
+        })
+        .collect();
+    cpu_anomaly(raws, block, window);
+    scales
+}
+
+fn on_gpu(problem: &Problem, block: usize, window: usize) -> Vec<f32> {
+    let buffer = problem.upload();
+    let keys = problem.tensor(&buffer);
+    let (rows, tokens, dim) = (problem.rows, problem.tokens, problem.dim);
+    let scales = support::run(|rec| {
+        let factors = norm::record(rec, &keys)?;
+        let factors = Slice::all(&factors);
+        let blocks = anchor::record(rec, &keys, factors, block)?;
+        let pieces = anchor::record(rec, &keys, factors, PIECE_TOKENS)?;
+        let blocks = Slice::all(&blocks);
+        let means = mean::record(rec, blocks, rows, tokens.div_ceil(block), dim, tokens)?;
+        let anchors = anomaly::Anchors {
+            factors,
+            means: Slice::all(&means),
+            blocks,
+            block,
+            pieces: (window > SHORT_SUM).then(|| Slice::all(&pieces)),
+            window,
+        };
+        anomaly::record(rec, &keys, &anchors)
+    });
+    support::download_as(&scales.expect("scales"))
+}
+
+proptest! {
+    #![proptest_config(few(20))]
+
+    #[test]
+    fn gpu_equals_cpu(
+        problem in problem(),
+        block in 1usize..=256,
+        window in prop_oneof![Just(64usize), 1usize..100, 250usize..700],
+    ) {
+        let block = block.min(problem.tokens);
+        let want = on_cpu(&problem.keys(), &problem, block, window);
+        let error = difference(&on_gpu(&problem, block, window), &want);
+        prop_assert!(error <= 2e-6, "{}", error);
+    }
+}
+
+/// Keys with a large common mean, where a difference of running sums would lose digits.
+#[test]
+fn long_rows_are_as_exact_as_short_ones() {
+    let tokens = 131_072;
+    let problem =
+        Problem { rows: 1, tokens, dim: 16, dtype: Dtype::F16, seed: 5, kind: Kind::Offset };
+    let keys = problem.keys();
+    let got = [on_cpu(&keys, &problem, 256, 64), on_gpu(&problem, 256, 64)];
+    let values = keys.f64s();
+    let unit: Vec<Vec<f64>> = values
+        .chunks(16)
+        .map(|k| {
+            let norm = k.iter().map(|x| x * x).sum::<f64>().sqrt();
+            k.iter().map(|x| x / norm).collect()
+        })
+        .collect();
+    let mean = |from: usize, to: usize, token: usize| -> f64 {
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        -(from..to).map(|t| dot(&unit[t], &unit[token])).sum::<f64>() / (to - from) as f64
+    };
+    for token in (0..64).chain((0..tokens).step_by(997)).chain(tokens - 64..tokens) {
+        let block = token / 256 * 256;
+        let episodic = mean(block, block + 256, token);
+        let current = mean((token + 1).saturating_sub(64), token + 1, token);
+        for got in &got {
+            assert!((f64::from(got[tokens + token]) - episodic).abs() < 1e-6, "{token}");
+            assert!((f64::from(got[2 * tokens + token]) - current).abs() < 1e-6, "{token}");
+        }
+    }
+}

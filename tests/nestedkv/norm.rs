@@ -1,0 +1,55 @@
+//! Factors of key rows.
+
+use proptest::prelude::*;
+use wgkv::nestedkv::cpu::norm::{LIFT, apply, factor};
+use wgkv::nestedkv::gpu::norm;
+
+use super::cases::{DIMS, few, problem};
+use crate::support;
+
+#[test]
+fn norm_is_one_from_the_smallest_row_to_the_largest() {
+    for dim in DIMS {
+        for scale in [1e-11f32, 3e-10, 1e-9, 1.0, 7.5, 1e9, 1.5e9, 1e20, 3e38] {
+            let mut row: Vec<f32> = (0..dim).map(|c| scale * (1.0 - c as f32 / 600.0)).collect();
+            let f = factor(&row);
+            apply(&mut row, f);
+            let norm: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+            assert!((norm - 1.0).abs() < 1e-6, "dim {dim}, scale {scale}: {norm}");
+        }
+    }
+}
+
+#[test]
+fn rows_below_the_floor_are_divided_by_the_floor() {
+    for scale in [0.0f32, 1e-45, 1e-38, 1e-20, 1e-14] {
+        let mut row = [scale; 64];
+        let f = factor(&row);
+        assert_eq!(f, LIFT / 1e-12);
+        apply(&mut row, f);
+        assert!(
+            (f64::from(row[0]) - f64::from(scale) / 1e-12).abs()
+                <= 1e-6 * f64::from(scale) / 1e-12 + 1e-24
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(few(24))]
+
+    #[test]
+    fn gpu_equals_cpu(problem in problem()) {
+        let buffer = problem.upload();
+        let tensor = problem.tensor(&buffer);
+        let factors = support::run(|rec| norm::record(rec, &tensor)).expect("factors");
+        let got: Vec<f32> = support::download_as(&factors);
+        let keys = problem.keys();
+        let mut row = vec![0.0; problem.dim];
+        for (token, got) in got.into_iter().enumerate() {
+            let bad = keys.view().read(token * problem.dim, &mut row);
+            prop_assert_eq!(got < 0.0, bad, "token {}", token);
+            let want = factor(&row);
+            prop_assert!((got.abs() / want - 1.0).abs() < 2e-6, "token {}: {} against {}", token, got, want);
+        }
+    }
+}
