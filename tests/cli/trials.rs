@@ -176,6 +176,49 @@ fn many_tiny_rows_are_all_done() {
     }
 }
 
+/// wgpu 10305, 2361, vllm 50427: offsets past what one binding holds.
+#[test]
+fn a_row_past_the_usual_binding_limit_is_whole_or_refused() {
+    let folder = Folder::new();
+    // 256 bytes more than the 128 MiB that the baseline binds.
+    let (n, d) = (524_289, 128);
+    let mut key = [0u8; 256];
+    key[1] = 0x3c;
+    let mut keys = key.repeat(n);
+    let last = keys.len() - 255;
+    keys[last] = 0xbc;
+    let file = File::new().tensor("layers.0.k", "F16", &[1, 1, n, d], &keys).tensor(
+        "layers.0.v",
+        "F16",
+        &[1, 1, n, 8],
+        &vec![0; 16 * n],
+    );
+    let path = folder.write("x.st", &file.bytes());
+    let args = ["--budget", "8", "--sinks", "0", "--backend"];
+    let out = folder.run("evict", &path, "e.st", &[&args[..], &["cpu"]].concat());
+    let positions = u32s(&out, "layers.0.positions");
+    assert_eq!(positions.len(), 8);
+    assert_eq!(positions[7] as usize, n - 1);
+    let out = folder.path("g.st");
+    let run = crate::support::wgkv([
+        "evict",
+        path.to_str().expect("a plain path"),
+        "-o",
+        out.to_str().expect("a plain path"),
+        "--budget",
+        "8",
+        "--sinks",
+        "0",
+    ]);
+    if run.code == 0 {
+        assert_eq!(u32s(&out, "layers.0.positions"), positions);
+    } else {
+        let words = ["layers.0.k", "134217984", "max_storage_buffer_binding_size"];
+        crate::support::check_refusal(&run, 2, &words, "evict");
+        assert!(!out.exists());
+    }
+}
+
 /// kvpress 265, PR 277, mlx-vlm 1900, wgpu 6779: tiny caches and fractions that round to nothing.
 #[test]
 fn tiny_caches_keep_something() {

@@ -23,7 +23,7 @@ pub fn score(gpu: &Gpu, keys: &Tensor<'_>, config: &ScoreConfig) -> Result<Score
     in_parts(0..keys.rows(), 1, &mut |rows| {
         let data = rows_of(keys, &rows);
         let answer = gpu.run(|rec| {
-            let buffer = rec.context().upload("wgkv keys", data.bytes())?;
+            let buffer = rec.context().upload("keys", data.bytes())?;
             let tensor = device_tensor(&buffer, keys, rows.len())?;
             let scores = nestedkv::score(rec, &tensor, config)?;
             [&scores.score, &scores.scales, &scores.blend]
@@ -60,7 +60,7 @@ pub fn keep(
         let part = &scores[rows.start * tokens..rows.end * tokens];
         let (mut total, mut sinks_only) = (0, false);
         let answer = gpu.run(|rec| {
-            let buffer = rec.context().upload("wgkv scores", bytemuck::cast_slice(part))?;
+            let buffer = rec.context().upload("scores", bytemuck::cast_slice(part))?;
             let kept = nestedkv::keep(rec, Slice::all(&buffer), rows.len(), tokens, config)?;
             (total, sinks_only) = (kept.total as usize, kept.sinks_only);
             [&kept.budgets, &kept.positions]
@@ -104,9 +104,9 @@ pub fn gather(gpu: &Gpu, data: &Tensor<'_>, kept: &Kept) -> Result<Vec<f16>, Fai
         let part = rows_of(data, &rows);
         let answer = gpu.run(|rec| {
             let context = rec.context();
-            let buffer = context.upload("wgkv rows", part.bytes())?;
+            let buffer = context.upload("rows", part.bytes())?;
             let tensor = device_tensor(&buffer, data, rows.len())?;
-            let list = |words: &[u32]| context.upload("wgkv list", bytemuck::cast_slice(words));
+            let list = |words: &[u32]| context.upload("list", bytemuck::cast_slice(words));
             let device_kept = nestedkv::DeviceKept {
                 offsets: list(&offsets)?,
                 positions: list(positions)?,
@@ -153,10 +153,10 @@ pub fn encode(
         let data = data.slice(rows.start * dim..rows.end * dim);
         let answer = gpu.run(|rec| {
             let context = rec.context();
-            let rows_buffer = context.upload("wgkv rows", data.bytes())?;
-            let starts = context.upload("wgkv starts", bytemuck::cast_slice(&local))?;
+            let rows_buffer = context.upload("rows", data.bytes())?;
+            let starts = context.upload("starts", bytemuck::cast_slice(&local))?;
             let size = 4 * (part.len() * layout.words()) as u64;
-            let pages = context.create("wgkv pages", size)?;
+            let pages = context.create("pages", size)?;
             nsnquant::encode(
                 rec,
                 &device_codec,
@@ -188,9 +188,9 @@ pub fn decode(gpu: &Gpu, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail>
         let total_rows = part.len() * chunk;
         let answer = gpu.run(|rec| {
             let context = rec.context();
-            let pages = context.upload("wgkv pages", bytemuck::cast_slice(words))?;
-            let starts = context.upload("wgkv starts", bytemuck::cast_slice(&starts))?;
-            let out = context.create("wgkv rows", 4 * (total_rows * dim) as u64)?;
+            let pages = context.upload("pages", bytemuck::cast_slice(words))?;
+            let starts = context.upload("starts", bytemuck::cast_slice(&starts))?;
+            let out = context.create("rows", 4 * (total_rows * dim) as u64)?;
             nsnquant::decode(
                 rec,
                 &device_codec,
@@ -237,7 +237,7 @@ pub fn attend(
         let count = part.len() * per_row * view.head_dim_v;
         let answer = gpu.run(|rec| {
             let cache = DeviceCache::upload(rec.context(), view, &part)?;
-            let data = rec.context().upload("wgkv queries", asked.bytes())?;
+            let data = rec.context().upload("queries", asked.bytes())?;
             let device_queries = attention::DeviceQueries {
                 data: Slice::all(&data),
                 dtype: asked.dtype(),
@@ -266,7 +266,7 @@ struct DeviceCache {
 
 impl DeviceCache {
     fn upload(context: &Context, view: &CacheView<'_>, rows: &Range<usize>) -> wgkv::Result<Self> {
-        let list = |words: &[u32]| context.upload("wgkv list", bytemuck::cast_slice(words));
+        let list = |words: &[u32]| context.upload("list", bytemuck::cast_slice(words));
         let local = |offsets: &[u32]| -> Vec<u32> {
             let part = &offsets[rows.start..=rows.end];
             part.iter().map(|end| end - part[0]).collect()
@@ -275,7 +275,7 @@ impl DeviceCache {
             offsets[rows.start] as usize * each..offsets[rows.end] as usize * each
         };
         let floats = |data: Elements<'_>, dim| {
-            context.upload("wgkv raw rows", data.slice(range(view.raw_offsets, dim)).bytes())
+            context.upload("raw rows", data.slice(range(view.raw_offsets, dim)).bytes())
         };
         // Positions may be left out where attention is not causal.
         let positions = |all: &[u32], range: Range<usize>| list(all.get(range).unwrap_or(&[]));
@@ -387,4 +387,57 @@ fn in_parts(
 /// The bytes of a read-back as values.
 fn values<T: bytemuck::Pod>(bytes: &[u8]) -> impl Iterator<Item = T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parts that a job is done in when it takes no more than `most` at once.
+    fn parts(range: Range<usize>, together: usize, most: usize) -> Vec<Range<usize>> {
+        let mut done = Vec::new();
+        let result = in_parts(range, together, &mut |part| {
+            if part.len() > most {
+                let (limit, needed, allowed) = ("limit", part.len() as u64, most as u64);
+                return Err(Error::DeviceLimit { argument: "part", limit, needed, allowed }.into());
+            }
+            done.push(part);
+            Ok(())
+        });
+        assert!(result.is_ok());
+        done
+    }
+
+    #[test]
+    fn parts_cover_the_range_in_order_and_keep_neighbours_together() {
+        for (count, together, most) in
+            [(10, 1, 10), (10, 1, 3), (7, 1, 1), (12, 3, 4), (12, 3, 11), (1, 1, 1), (0, 1, 1)]
+        {
+            let done = parts(0..count, together, most);
+            assert_eq!(
+                done.iter().map(ExactSizeIterator::len).sum::<usize>(),
+                count,
+                "{count} {together} {most}"
+            );
+            let mut end = 0;
+            for part in done {
+                assert_eq!(part.start, end);
+                assert!(part.len() <= most && part.len().is_multiple_of(together));
+                end = part.end;
+            }
+        }
+    }
+
+    #[test]
+    fn one_that_does_not_fit_is_refused_with_the_limit() {
+        let refuse = &mut |_| {
+            let (argument, limit) = ("keys", "max_storage_buffer_binding_size");
+            Err(Error::DeviceLimit { argument, limit, needed: 2, allowed: 1 }.into())
+        };
+        let fail = in_parts(0..4, 1, refuse).expect_err("nothing fits");
+        assert_eq!(fail.code, 2);
+        assert!(fail.message.contains("max_storage_buffer_binding_size"), "{}", fail.message);
+        let other = &mut |_| Err(Fail::device("lost"));
+        assert_eq!(in_parts(0..4, 1, other).expect_err("lost").code, 3);
+    }
 }
