@@ -37,12 +37,19 @@ pub fn factor_moderate(row: &[f32]) -> f32 {
     if norm < NORM_FLOOR { LIFT / NORM_FLOOR } else { LIFT / norm }
 }
 
+/// Norm of a row times `scale`, summed as [`crate::primitives::math::dot`] does.
 fn scaled_norm(row: &[f32], scale: f32) -> f32 {
     let mut lanes = [0.0f32; 8];
-    for x in row.chunks_exact(8) {
+    for part in row.chunks(64) {
+        let mut sums = [0.0f32; 8];
+        for x in part.chunks_exact(8) {
+            for lane in 0..8 {
+                let scaled = x[lane] * scale;
+                sums[lane] += scaled * scaled;
+            }
+        }
         for lane in 0..8 {
-            let scaled = x[lane] * scale;
-            lanes[lane] += scaled * scaled;
+            lanes[lane] += sums[lane];
         }
     }
     add_lanes(lanes).sqrt()
