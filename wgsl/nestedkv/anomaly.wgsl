@@ -134,10 +134,15 @@ fn main(
         // A key's product with itself on the grid stands for its norm of 1, so what the grid cuts off
         // along the key cancels: keys that equal their window are at exactly 1.
         let factor = bitcast<f32>(factors[base + token] & 0x7fffffffu);
-        let unit_product = select(4194304.0, wg_partial[lane + TILE * (3u - scale)], factor < FLOOR_FACTOR);
-        var value = sum;
-        value = select(value, sum / (block_length * 4194304.0), scale == 1u);
-        value = select(value, sum / unit_product / window, scale == 2u);
-        scales[(scale * params.rows + row) * params.tokens + token] = -value;
+        let own = wg_partial[t + 3u * TILE];
+        let unit_product = select(4194304.0, own, factor < FLOOR_FACTOR);
+        var length = 1.0;
+        length = select(length, block_length * 4194304.0, scale == 1u);
+        length = select(length, window * unit_product, scale == 2u);
+        // A GPU's quotient may be off by some ULP, also where it is exact in truth, and by another
+        // amount for another length: equal keys would no longer score alike. The rest mends it.
+        let quotient = sum / length;
+        let rest = fma(-quotient, length, sum);
+        scales[(scale * params.rows + row) * params.tokens + token] = -(quotient + rest / length);
     }
 }
