@@ -1,11 +1,16 @@
-//! NestedKV on the CPU, stage by stage and as a job: 8 heads of 128 channels, f16, budget 512.
+//! NestedKV stage by stage and as a job, on the CPU and on the adapter at hand: 8 heads of 128 channels,
+//! f16, budget 512. A measurement on the GPU is one submit and the wait for it.
+
+#[path = "../tests/support/mod.rs"]
+mod support;
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
-use wgkv::nestedkv::{Budget, EvictConfig, ScoreConfig, cpu};
-use wgkv::shape::{Elements, Tensor};
+use wgkv::gpu::{DeviceTensor, Slice};
+use wgkv::nestedkv::{Budget, EvictConfig, ScoreConfig, cpu, gpu};
+use wgkv::shape::{Dtype, Elements, Tensor};
 
 const HEADS: usize = 8;
 const DIM: usize = 128;
@@ -71,5 +76,44 @@ fn nestedkv(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, nestedkv);
+fn on_gpu(c: &mut Criterion) {
+    let mut group = c.benchmark_group("nestedkv gpu");
+    group.sample_size(10);
+    for tokens in [1024, 4096, 16384] {
+        let buffers = [1, 2].map(|seed| {
+            let data = uniform(seed, HEADS * tokens * DIM);
+            support::context().upload("data", bytemuck::cast_slice(&data)).expect("a buffer")
+        });
+        let [keys, values] = [&buffers[0], &buffers[1]].map(|buffer| {
+            DeviceTensor::new("data", Slice::all(buffer), Dtype::F16, HEADS, tokens, DIM)
+                .expect("a tensor")
+        });
+        let config = EvictConfig::new(Budget::Uniform(512));
+        let adaptive = EvictConfig::new(Budget::Adaptive { per_head: 512, heads: HEADS });
+        group.throughput(Throughput::Elements((HEADS * tokens) as u64));
+        for (name, config) in [("evict", &config), ("evict adaptive", &adaptive)] {
+            group.bench_function(BenchmarkId::new(name, tokens), |b| {
+                b.iter(|| {
+                    support::run(|rec| gpu::compress_prefill(rec, &keys, &values, config))
+                        .expect("evicted")
+                });
+            });
+        }
+        let scores = support::run(|rec| gpu::score(rec, &keys, &config.score)).expect("scores");
+        group.bench_function(BenchmarkId::new("score", tokens), |b| {
+            b.iter(|| support::run(|rec| gpu::score(rec, &keys, &config.score)).expect("scores"));
+        });
+        let scores = Slice::all(&scores.score);
+        for (name, config) in [("keep", &config), ("keep adaptive", &adaptive)] {
+            group.bench_function(BenchmarkId::new(name, tokens), |b| {
+                b.iter(|| {
+                    support::run(|rec| gpu::keep(rec, scores, HEADS, tokens, config)).expect("kept")
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, nestedkv, on_gpu);
 criterion_main!(benches);

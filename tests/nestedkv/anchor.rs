@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use wgkv::gpu::Slice;
-use wgkv::nestedkv::cpu::anchor::{Sum, Window, add, to_grid};
-use wgkv::nestedkv::cpu::norm::{apply, factor};
+use wgkv::nestedkv::cpu::anchor::{Sum, Window, to_grid};
+use wgkv::nestedkv::cpu::norm::{LIFT, apply, factor};
 use wgkv::nestedkv::gpu::{anchor, norm};
 use wgkv::nestedkv::plan::{GRID, SHORT_SUM};
 
@@ -37,11 +37,12 @@ fn window_sums<S: Sum + PartialEq + core::fmt::Debug + Into<i64>>(window: usize,
     for block in (0..tokens).step_by(256) {
         let last = (block + 256).min(tokens);
         for token in block..last {
-            let unit: Vec<f32> = (0..dim).map(|channel| key(token, channel)).collect();
-            recent.push(token, &unit);
+            let mut unit: Vec<f32> = (0..dim).map(|channel| key(token, channel)).collect();
+            recent.push(token, &mut unit, LIFT, &mut vec![S::default(); dim]);
         }
         for token in block..last {
-            let sum = recent.advance(token);
+            recent.advance(token, &[0.0; 8], &[0.0; 8]);
+            let sum = recent.sum();
             for channel in 0..dim {
                 exact[channel] += i64::from(to_grid(key(token, channel)));
                 if token >= window {
@@ -86,9 +87,10 @@ proptest! {
                 keys.view().read((row * tokens + token) * dim, &mut key);
                 let f = factor(&key);
                 apply(&mut key, f);
-                let on_grid: Vec<i32> = key.iter().map(|&x| to_grid(x)).collect();
                 let at = (row * segments + token / segment) * dim;
-                add(&mut want[at..at + dim], &on_grid);
+                for channel in 0..dim {
+                    want[at + channel] += to_grid(key[channel]);
+                }
             }
         }
         // The sums are exact; the keys differ in the last bits of their norms.

@@ -2,9 +2,10 @@
 
 use wgkv::gpu::Slice;
 use wgkv::nestedkv::cpu::{self, Kept, Scores};
-use wgkv::nestedkv::{Budget, EvictConfig, gpu};
+use wgkv::nestedkv::{Budget, EvictConfig, ScoreConfig, gpu};
+use wgkv::shape::Dtype;
 
-use super::cases::{Case, cases, gpu_keep, gpu_scores};
+use super::cases::{Case, Data, cases, gpu_keep, gpu_scores};
 use crate::support::{
     self,
     golden::{Golden, index},
@@ -151,5 +152,57 @@ fn budgets_on_both_paths() {
         .expect("budgets");
         let got: Vec<u32> = support::download_as(&budgets);
         assert_eq!(got, want, "{name}, total {total}, safeguard {safeguard} on the GPU");
+    }
+}
+
+/// Keys of a real model, where the larger set of reference files is at hand.
+#[test]
+fn a_real_cache_scores_and_selects_as_the_truth() {
+    let names = ["smollm2_kv_alice.safetensors", "smollm2_nestedkv_truth.safetensors"];
+    if !names.iter().all(|name| support::golden_path(name).exists()) {
+        return;
+    }
+    let [caches, truths] = names.map(Golden::open);
+    let (rows, tokens, dim) = (3, 2048, 64);
+    for layer in [0, 7, 15, 22, 29] {
+        for side in ["post", "pre"] {
+            let truth = truths.numbers(&format!("layer{layer}/{side}/truth_final"));
+            let values = caches.numbers(&format!("layer{layer}/keys_{side}_rope"));
+            let values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
+            let keys = Data::new(&values, Dtype::F16);
+            let config = ScoreConfig::default();
+            let on_cpu = cpu::score_batched(&keys.tensor(rows, tokens, dim), &config);
+            let on_cpu = on_cpu.expect("scores").score;
+            let on_gpu = gpu_scores(&keys, rows, tokens, dim, &config).score;
+            for (path, score) in [("CPU", &on_cpu), ("GPU", &on_gpu)] {
+                let error = largest_error(score, &truth);
+                assert!(error <= 2e-5, "layer {layer} {side} on the {path}: {error:.2e}");
+            }
+            for budget in [512, 1024] {
+                let config = EvictConfig::new(Budget::Uniform(budget));
+                let name = format!("layer{layer}/{side}/kept_sink4_budget{budget}");
+                let want = truths.numbers(&name);
+                for score in [&on_cpu, &on_gpu] {
+                    let kept = cpu::keep(score, rows, tokens, &config).expect("a selection");
+                    for row in 0..rows {
+                        let want: Vec<u32> = want
+                            [row * budget as usize..(row + 1) * budget as usize]
+                            .iter()
+                            .map(|&p| p as u32)
+                            .collect();
+                        let scores = &truth[row * tokens..(row + 1) * tokens];
+                        let edge = want[4..]
+                            .iter()
+                            .map(|&p| scores[p as usize])
+                            .fold(f64::INFINITY, f64::min);
+                        let got = kept.row(row);
+                        for p in got.iter().filter(|p| !want.contains(p)) {
+                            let off = (scores[*p as usize] - edge).abs();
+                            assert!(off < 2e-5, "{name} row {row}: position {p}");
+                        }
+                    }
+                }
+            }
+        }
     }
 }

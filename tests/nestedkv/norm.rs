@@ -1,7 +1,8 @@
 //! Factors of key rows.
 
+use half::f16;
 use proptest::prelude::*;
-use wgkv::nestedkv::cpu::norm::{LIFT, apply, factor};
+use wgkv::nestedkv::cpu::norm::{LIFT, apply, factor, factor_moderate};
 use wgkv::nestedkv::gpu::norm;
 
 use super::cases::{DIMS, few, problem};
@@ -17,6 +18,15 @@ fn norm_is_one_from_the_smallest_row_to_the_largest() {
             let norm: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
             assert!((norm - 1.0).abs() < 1e-6, "dim {dim}, scale {scale}: {norm}");
         }
+    }
+}
+
+#[test]
+fn rows_of_f16_need_no_scaling() {
+    for problem in [1e-7f32, 6e-8, 1e-3, 1.0, 300.0, 65504.0, 0.0] {
+        let row: Vec<f32> =
+            (0..80).map(|c| f16::from_f32(problem * (1.0 - c as f32 / 100.0)).to_f32()).collect();
+        assert_eq!(factor(&row), factor_moderate(&row), "{problem}");
     }
 }
 

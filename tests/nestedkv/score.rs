@@ -191,12 +191,17 @@ fn parts_per_head_and_batched_make_the_whole() {
     }
     let [s, e, c] = cpu::per_scale_anomaly_scores_batched(&unit, 3, 32, block_size_for(150), 64)
         .expect("scales");
-    assert_eq!([&s, &e, &c], [&whole.scales[0], &whole.scales[1], &whole.scales[2]]);
+    // The whole divides by the norm after the product with the row's mean, the parts before.
+    let close = |a: &[f32], b: &[f32]| super::cases::difference(a, b) < 1e-5;
+    for (part, whole) in [&s, &e, &c].into_iter().zip(&whole.scales) {
+        assert!(close(part, whole));
+    }
     let blend =
         cpu::head_adaptive_blend_batched([&s, &e, &c], 3, 3.0, config.prior).expect("a blend");
-    assert_eq!(blend, whole.blend);
+    assert!(close(&blend, &whole.blend));
     let score = cpu::surprise_gated_score_batched([&s, &e, &c], &blend, 3, 0.6, 10.0, false);
-    assert_eq!(score.expect("scores"), whole.score);
+    let score = score.expect("scores");
+    assert!(close(&score, &whole.score));
     for row in 0..3 {
         let part = row * 150..(row + 1) * 150;
         let [s1, e1, c1] =
@@ -207,7 +212,7 @@ fn parts_per_head_and_batched_make_the_whole() {
         assert_eq!(blend1, blend[part.clone()]);
         let score1 =
             cpu::surprise_gated_score([&s1, &e1, &c1], &blend1, 0.6, 10.0, false).expect("scores");
-        assert_eq!(score1, whole.score[part]);
+        assert_eq!(score1, score[part]);
     }
 }
 

@@ -31,6 +31,8 @@ const MIN_SCALE: f32 = 1e-8;
 // Largest magnitude of a decoded value: of f32, and of f16.
 const LIMIT: f32 = 3.4e38;
 const HALF_LIMIT: f32 = 65504.0;
+// 2^-30: WGSL's division is accurate for divisors up to 2^126 only, and a scale may be larger.
+const SHRINK: f32 = 9.313226e-10;
 
 var<workgroup> wg_square: array<f32, 2 * HADAMARD_LANES>;
 var<workgroup> wg_gain: array<f32, BATCH>;
@@ -80,7 +82,7 @@ fn restore(at: u32) -> f32 {
     let token = batch_token(at >> 3u);
     let channel = at - token * HEAD_DIM;
     let s1 = wg_s1[token];
-    let limit = LIMIT / max(s1, 1.0);
+    let limit = LIMIT * SHRINK / (max(s1, 1.0) * SHRINK);
     let inner = wg_s2[token] * (hadamard_data[at] * wg_gain[token]) + wg_mean[channel];
     return s1 * clamp(inner, -limit, limit);
 }

@@ -2,7 +2,9 @@
 
 use core::ops::{AddAssign, SubAssign};
 
+use super::norm::LIFT;
 use crate::nestedkv::plan::GRID;
+use crate::primitives::math::add_lanes;
 
 /// An integer that sums of keys on the grid run in: exact, whatever the order.
 pub trait Sum: Copy + Default + From<i32> + AddAssign + SubAssign + Send {
@@ -29,13 +31,6 @@ pub fn to_grid(x: f32) -> i32 {
     (x * GRID + BINADE).to_bits() as i32 - BINADE.to_bits() as i32
 }
 
-/// Adds `x` to `sum`.
-pub fn add<S: Sum>(sum: &mut [S], x: &[i32]) {
-    for (s, &x) in sum.iter_mut().zip(x) {
-        *s += S::from(x);
-    }
-}
-
 /// The latest keys of a row on the grid, as many as a window and a block need, and the sum of the
 /// trailing window.
 #[derive(Debug)]
@@ -59,35 +54,66 @@ impl<S: Sum> Window<S> {
         at..at + self.dim
     }
 
-    /// Takes the normalised key of `token` in and returns it on the grid.
-    pub fn push(&mut self, token: usize, key: &[f32]) -> &[i32] {
+    /// Brings the key of `token` to norm 1 by its factor, in place, takes it in, and adds it to `sum`.
+    pub fn push(&mut self, token: usize, key: &mut [f32], factor: f32, sum: &mut [S]) {
         let slot = self.slot(token);
-        let on_grid = &mut self.keys[slot];
-        for (to, &x) in on_grid.iter_mut().zip(key) {
-            *to = to_grid(x);
+        for ((x, to), s) in key.iter_mut().zip(&mut self.keys[slot]).zip(sum) {
+            *x = (*x * (1.0 / LIFT)) * factor;
+            let on_grid = to_grid(*x);
+            *to = on_grid;
+            *s += S::from(on_grid);
         }
-        on_grid
     }
 
-    /// Adds `token`, a key taken in, to the sum; for the first window, which leaves no token behind.
-    pub fn enter(&mut self, token: usize) {
-        let slot = self.slot(token);
-        add(&mut self.sum, &self.keys[slot]);
+    /// Takes in a key of the first window, before any [`Self::advance`].
+    pub fn enter(&mut self, token: usize, key: &mut [f32], factor: f32) {
+        let mut sum = core::mem::take(&mut self.sum);
+        self.push(token, key, factor, &mut sum);
+        self.sum = sum;
+    }
+
+    /// Sum of the window.
+    pub fn sum(&self) -> &[S] {
+        &self.sum
     }
 
     /// Moves the sum from the window that ends before `token`, a key taken in, to the one that ends
-    /// with it.
-    pub fn advance(&mut self, token: usize) -> &[S] {
+    /// with it. Returns the dot products of the normalised `key` with `mean` and with the new sum, each
+    /// in 8 lanes, 64 channels at a time.
+    pub fn advance(&mut self, token: usize, key: &[f32], mean: &[f32]) -> (f32, f32) {
         let new = self.slot(token);
-        if token >= self.window {
-            let old = self.slot(token - self.window);
-            let (new, old) = (&self.keys[new], &self.keys[old]);
-            for ((s, &new), &old) in self.sum.iter_mut().zip(new).zip(old) {
-                *s += S::from(new - old);
+        let old = if token >= self.window { self.slot(token - self.window) } else { 0..0 };
+        let (new, old) = (&self.keys[new], &self.keys[old]);
+        let mut episodic = [0.0f32; 8];
+        let mut current = [0.0f32; 8];
+        for at in (0..self.dim).step_by(64) {
+            let part = at..(at + 64).min(self.dim);
+            let sum = &mut self.sum[part.clone()];
+            if old.is_empty() {
+                for (s, &new) in sum.iter_mut().zip(&new[part.clone()]) {
+                    *s += S::from(new);
+                }
+            } else {
+                for ((s, &new), &old) in
+                    sum.iter_mut().zip(&new[part.clone()]).zip(&old[part.clone()])
+                {
+                    *s += S::from(new - old);
+                }
             }
-        } else {
-            add(&mut self.sum, &self.keys[new]);
+            let mut e = [0.0f32; 8];
+            let mut c = [0.0f32; 8];
+            let lines = key[part.clone()].chunks_exact(8).zip(mean[part].chunks_exact(8));
+            for ((x, m), s) in lines.zip(sum.chunks_exact(8)) {
+                for lane in 0..8 {
+                    e[lane] += x[lane] * m[lane];
+                    c[lane] += x[lane] * s[lane].to_f32();
+                }
+            }
+            for lane in 0..8 {
+                episodic[lane] += e[lane];
+                current[lane] += c[lane];
+            }
         }
-        &self.sum
+        (add_lanes(episodic), add_lanes(current))
     }
 }

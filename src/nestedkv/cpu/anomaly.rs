@@ -1,12 +1,12 @@
 //! Steps 2 and 3: how far each key stands from the means of the three scales, not yet normalised.
 
-use super::anchor::{Sum, Window, add};
+use super::anchor::{Sum, Window};
 use super::mean::{BLOCKS_PER_TASK, mean};
 use super::norm;
 use crate::nestedkv::plan::{GRID, SHORT_SUM};
-use crate::primitives::math::{add_lanes, dot};
+use crate::primitives::math::dot;
 use crate::primitives::parallel;
-use crate::shape::Elements;
+use crate::shape::{Dtype, Elements};
 
 /// Token rows whose keys are to be scored.
 #[derive(Clone, Copy, Debug)]
@@ -20,14 +20,17 @@ pub struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// Reads the normalised key of `token`; returns its factor with the sign set when the row holds
-    /// NaN or Inf.
+    /// Reads the key of `token` as it is stored; returns its factor with the sign set when the row
+    /// holds NaN or Inf.
     fn read(&self, token: usize, out: &mut [f32]) -> f32 {
         let bad = self.data.read(token * self.dim, out);
-        let factor = if self.normalised { norm::LIFT } else { norm::factor(out) };
-        if !self.normalised {
-            norm::apply(out, factor);
-        }
+        let factor = if self.normalised {
+            norm::LIFT
+        } else if self.data.dtype() == Dtype::F16 {
+            norm::factor_moderate(out)
+        } else {
+            norm::factor(out)
+        };
         if bad { -factor } else { factor }
     }
 }
@@ -94,11 +97,19 @@ pub fn anomaly(rows: Vec<Raw<'_>>, block: usize, window: usize) {
         let mut key = vec![0.0; dim];
         for ((token, score), factor) in out.iter_mut().enumerate().zip(factors) {
             keys.data.read((start + token) * dim, &mut key);
-            norm::apply(&mut key, factor.abs());
-            *score = -dot(&key, mean);
+            let factor = factor.abs();
+            if factor < SMALL_FACTOR {
+                norm::apply(&mut key, factor);
+                *score = -dot(&key, mean);
+            } else {
+                *score = -((dot(&key, mean) * (1.0 / norm::LIFT)) * factor);
+            }
         }
     });
 }
+
+/// Factors from here on belong to keys whose products with a mean cannot leave f32's range.
+const SMALL_FACTOR: f32 = 1e-15;
 
 /// Episodic and current scores of some blocks; returns the sum of the normalised keys and the factors.
 fn run<S: Sum>(task: Task<'_>, dim: usize, block: usize, window: usize) -> (Vec<f32>, &[f32]) {
@@ -108,9 +119,8 @@ fn run<S: Sum>(task: Task<'_>, dim: usize, block: usize, window: usize) -> (Vec<
     let mut units = vec![0.0; block * dim];
     // From as far back that the first window is whole and has its oldest token to leave behind.
     for token in start.saturating_sub(window)..start {
-        keys.read(token, &mut units[..dim]);
-        recent.push(token, &units[..dim]);
-        recent.enter(token);
+        let factor = keys.read(token, &mut units[..dim]);
+        recent.enter(token, &mut units[..dim], factor.abs());
     }
     let mut total = vec![0.0; dim];
     let mut sum = vec![S::default(); dim];
@@ -119,8 +129,9 @@ fn run<S: Sum>(task: Task<'_>, dim: usize, block: usize, window: usize) -> (Vec<
         let last = (first + block).min(end);
         sum.fill(S::default());
         for (token, unit) in (first..last).zip(units.chunks_exact_mut(dim)) {
-            factors[token - start] = keys.read(token, unit);
-            add(&mut sum, recent.push(token, unit));
+            let factor = keys.read(token, unit);
+            factors[token - start] = factor;
+            recent.push(token, unit, factor.abs(), &mut sum);
         }
         let count = (last - first) as f32;
         for ((mean, total), sum) in mean.iter_mut().zip(&mut total).zip(&sum) {
@@ -129,33 +140,11 @@ fn run<S: Sum>(task: Task<'_>, dim: usize, block: usize, window: usize) -> (Vec<
             *mean = sum / count;
         }
         for (token, unit) in (first..last).zip(units.chunks_exact(dim)) {
-            let (e, c) = dot_pair(unit, &mean, recent.advance(token));
+            let (e, c) = recent.advance(token, unit, &mean);
             let count = (token + 1).min(window) as f32;
             episodic[token - start] = -e;
             current[token - start] = -(c / (count * GRID));
         }
     }
     (total, factors)
-}
-
-/// Dot products of a key with the mean of its block and with the sum of its window, each summed as
-/// [`dot`] does.
-fn dot_pair<S: Sum>(key: &[f32], mean: &[f32], sum: &[S]) -> (f32, f32) {
-    let mut episodic = [0.0f32; 8];
-    let mut current = [0.0f32; 8];
-    for ((x, m), s) in key.chunks(64).zip(mean.chunks(64)).zip(sum.chunks(64)) {
-        let mut e = [0.0f32; 8];
-        let mut c = [0.0f32; 8];
-        for ((x, m), s) in x.chunks_exact(8).zip(m.chunks_exact(8)).zip(s.chunks_exact(8)) {
-            for lane in 0..8 {
-                e[lane] += x[lane] * m[lane];
-                c[lane] += x[lane] * s[lane].to_f32();
-            }
-        }
-        for lane in 0..8 {
-            episodic[lane] += e[lane];
-            current[lane] += c[lane];
-        }
-    }
-    (add_lanes(episodic), add_lanes(current))
 }

@@ -1,6 +1,7 @@
 //! Step 1: the factor that brings a key row to norm 1.
 
 use crate::nestedkv::plan::NORM_FLOOR;
+use crate::primitives::math::add_lanes;
 
 /// `2^24`: factors are stored times this, and elements are read divided by it, so that neither the
 /// factor of the largest row nor that of the smallest leaves f32's normal range.
@@ -22,6 +23,21 @@ pub fn factor(row: &[f32]) -> f32 {
     let biased = (largest.to_bits() >> 23) as i32;
     let exponent = if (97..=157).contains(&biased) { 0 } else { (biased - 127).clamp(-64, 100) };
     let scale = power_of_two(-exponent);
+    let norm = scaled_norm(row, scale);
+    if exponent <= 0 && norm * power_of_two(exponent) < NORM_FLOOR {
+        LIFT / NORM_FLOOR
+    } else {
+        LIFT * scale / norm
+    }
+}
+
+/// [`factor`] of a row of f16 values, which are all moderate.
+pub fn factor_moderate(row: &[f32]) -> f32 {
+    let norm = scaled_norm(row, 1.0);
+    if norm < NORM_FLOOR { LIFT / NORM_FLOOR } else { LIFT / norm }
+}
+
+fn scaled_norm(row: &[f32], scale: f32) -> f32 {
     let mut lanes = [0.0f32; 8];
     for x in row.chunks_exact(8) {
         for lane in 0..8 {
@@ -29,13 +45,7 @@ pub fn factor(row: &[f32]) -> f32 {
             lanes[lane] += scaled * scaled;
         }
     }
-    let l = lanes;
-    let norm = (((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))).sqrt();
-    if exponent <= 0 && norm * power_of_two(exponent) < NORM_FLOOR {
-        LIFT / NORM_FLOOR
-    } else {
-        LIFT * scale / norm
-    }
+    add_lanes(lanes).sqrt()
 }
 
 /// Brings a row to norm 1 by its [`factor`].

@@ -50,11 +50,9 @@ struct Tensor {
     data: Payload,
 }
 
-/// A file in the making. Until [`Output::finish`] only a temporary file beside it exists, which goes
-/// away with this value.
+/// A file in the making. [`Output::finish`] writes it beside its place and then moves it there.
 pub struct Output {
     path: PathBuf,
-    temporary: NamedTempFile,
     tensors: Vec<Tensor>,
     metadata: BTreeMap<String, String>,
 }
@@ -74,25 +72,12 @@ impl Output {
                 return Err(fail("is a pipe or device, expected a file to write".into()));
             }
         }
-        let folder = match path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
         if path.file_name().is_none() {
             return Err(fail("is no file name".into()));
         }
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".wgkv-");
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            // The user's umask applies on top, as for any file that a program makes.
-            builder.permissions(std::fs::Permissions::from_mode(0o666));
-        }
-        let temporary = builder
-            .tempfile_in(folder)
-            .map_err(|e| fail(format!("cannot be written: {}", said(&e))))?;
-        Ok(Self { path, temporary, tensors: Vec::new(), metadata: BTreeMap::new() })
+        // Only a trial: long work that is interrupted must leave nothing behind.
+        temporary(&path).map_err(|e| fail(format!("cannot be written: {}", said(&e))))?;
+        Ok(Self { path, tensors: Vec::new(), metadata: BTreeMap::new() })
     }
 
     /// Adds a tensor.
@@ -139,7 +124,8 @@ impl Output {
         let fail = |e: &std::io::Error| {
             Fail::input(format!("cannot be written: {}", said(e))).at(&shown_path)
         };
-        let mut file = BufWriter::new(self.temporary.as_file());
+        let temporary = temporary(&self.path).map_err(|e| fail(&e))?;
+        let mut file = BufWriter::new(temporary.as_file());
         let written = (|| {
             file.write_all(&(text.len() as u64).to_le_bytes())?;
             file.write_all(text.as_bytes())?;
@@ -150,7 +136,24 @@ impl Output {
         })();
         drop(file);
         written.map_err(|e| fail(&e))?;
-        self.temporary.persist(&self.path).map_err(|e| fail(&e.error))?;
+        temporary.persist(&self.path).map_err(|e| fail(&e.error))?;
         Ok(8 + (text.len() + end) as u64)
     }
+}
+
+/// A file beside `path` that goes away unless it is moved.
+fn temporary(path: &Path) -> std::io::Result<NamedTempFile> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".wgkv-");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // The user's umask applies on top, as for any file that a program makes.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(folder)
 }
