@@ -108,3 +108,28 @@ fn long_rows_are_as_exact_as_short_ones() {
         }
     }
 }
+
+/// With a window of one token every key equals its window, and with identical keys every key equals
+/// all means: what is left is rounding, well below what counts as a span.
+#[test]
+fn rounding_alone_is_no_span() {
+    for dim in [16, 80, 128, 512] {
+        for (kind, window) in
+            [(Kind::Plain, 1), (Kind::Offset, 1), (Kind::Constant, 64), (Kind::Constant, 300)]
+        {
+            for dtype in [Dtype::F16, Dtype::F32] {
+                let problem = Problem { rows: 1, tokens: 1000, dim, dtype, seed: 3, kind };
+                for scales in
+                    [on_cpu(&problem.keys(), &problem, 128, window), on_gpu(&problem, 128, window)]
+                {
+                    let scales = if kind == Kind::Constant { &scales[..] } else { &scales[2000..] };
+                    for scale in scales.chunks(1000) {
+                        let low = scale.iter().copied().fold(f32::INFINITY, f32::min);
+                        let high = scale.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                        assert!(high - low <= 8e-7, "{problem:?}, window {window}: {}", high - low);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -33,10 +33,16 @@ struct Params {
 
 const TILE: u32 = 16u;
 const PIECE: u32 = 64u;
-// One more than the lanes, so that the 16 readers of the last step meet different banks.
-const STRIDE: u32 = 65u;
+// The factor 2^24 / 1e-12 of keys whose norm is below the floor; all others have less.
+const FLOOR_FACTOR: f32 = 16777216.0 / 1e-12;
 
-var<workgroup> wg_partial: array<f32, 3120>;
+var<workgroup> wg_partial: array<f32, 4096>;
+
+// Place of a lane's share of a line (one product of one token), turned so that the readers of 64 lines
+// meet different banks.
+fn share(line: u32, lane: u32) -> u32 {
+    return line * 64u + ((lane + line) & 63u);
+}
 
 @compute @workgroup_size(64)
 fn main(
@@ -53,8 +59,8 @@ fn main(
     let first_block = divide_magic(
         first, params.block_multiplier, params.block_shift1, params.block_shift2);
 
-    for (var i = 0u; i < 3u * TILE; i++) {
-        wg_partial[i * STRIDE + lane] = 0.0;
+    for (var line = 0u; line < 4u * TILE; line++) {
+        wg_partial[share(line, lane)] = 0.0;
     }
     let pairs = select(0u, params.dim >> 1u, count > 0u);
     for (var pair = lane; pair < pairs; pair += 64u) {
@@ -96,32 +102,43 @@ fn main(
             }
             let recent =
                 vec2<f32>(far_high) * 16384.0 + (vec2<f32>(far_low) + vec2<f32>(near));
-            let slot = t * STRIDE + lane;
-            wg_partial[slot] += dot(key, stable);
-            wg_partial[slot + TILE * STRIDE] += dot(key, episodic);
-            wg_partial[slot + 2u * TILE * STRIDE] += dot(key, recent);
+            wg_partial[share(t, lane)] += dot(key, stable);
+            wg_partial[share(t + TILE, lane)] += dot(key, episodic);
+            wg_partial[share(t + 2u * TILE, lane)] += dot(key, recent);
+            wg_partial[share(t + 3u * TILE, lane)] += dot(key, vec2<f32>(unit_grid(key)));
         }
     }
+    workgroupBarrier();
+    // Four short sums lose less than one long one.
+    var parts = vec4<f32>(0.0);
+    for (var i = 0u; i < 16u; i++) {
+        parts += vec4<f32>(
+            wg_partial[share(lane, i)],
+            wg_partial[share(lane, i + 16u)],
+            wg_partial[share(lane, i + 32u)],
+            wg_partial[share(lane, i + 48u)],
+        );
+    }
+    let sum = (parts.x + parts.y) + (parts.z + parts.w);
+    workgroupBarrier();
+    wg_partial[lane] = sum;
     workgroupBarrier();
     let scale = lane >> 4u;
     let t = lane & (TILE - 1u);
     if scale < 3u && t < count {
-        // Four short sums lose less than one long one.
-        var parts = vec4<f32>(0.0);
-        for (var i = 0u; i < 16u; i++) {
-            let at = lane * STRIDE + i;
-            parts += vec4<f32>(
-                wg_partial[at], wg_partial[at + 16u], wg_partial[at + 32u], wg_partial[at + 48u]);
-        }
-        let sum = (parts.x + parts.y) + (parts.z + parts.w);
         let token = first + t;
         let block = divide_magic(
             token, params.block_multiplier, params.block_shift1, params.block_shift2);
-        let block_length = min(params.block, params.tokens - block * params.block);
-        let window = min(params.window, token + 1u);
+        let block_length = f32(min(params.block, params.tokens - block * params.block));
+        let window = f32(min(params.window, token + 1u));
+        // A key's product with itself on the grid stands for its norm of 1, so what the grid cuts off
+        // along the key cancels: keys that equal their window are at exactly 1.
+        let factor = bitcast<f32>(factors[base + token] & 0x7fffffffu);
+        let own = wg_partial[t + 3u * TILE];
+        let unit_product = select(4194304.0, own, factor < FLOOR_FACTOR);
         var length = 1.0;
-        length = select(length, f32(block_length) * 4194304.0, scale == 1u);
-        length = select(length, f32(window) * 4194304.0, scale == 2u);
+        length = select(length, block_length * 4194304.0, scale == 1u);
+        length = select(length, window * unit_product, scale == 2u);
         // A GPU's quotient may be off by some ULP, also where it is exact in truth, and by another
         // amount for another length: equal keys would no longer score alike. The rest mends it.
         let quotient = sum / length;

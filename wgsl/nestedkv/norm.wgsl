@@ -64,20 +64,31 @@ fn main(
 
     var sum = 0.0;
     let second = select(1.0, 0.0, params.dtype == 0u);
-    for (var w = lane & 7u; w < words; w += LANES) {
-        let word = keys[base + w];
-        let a = element_read(word, 0u, params.dtype) * scale;
-        let b = element_read(word, 1u, params.dtype) * scale * second;
-        sum += a * a + b * b;
+    // Short sums added up lose less than one long one.
+    for (var first = lane & 7u; first < words; first += 4u * LANES) {
+        var part = 0.0;
+        for (var w = first; w < min(first + 4u * LANES, words); w += LANES) {
+            let word = keys[base + w];
+            let a = element_read(word, 0u, params.dtype) * scale;
+            let b = element_read(word, 1u, params.dtype) * scale * second;
+            part += a * a + b * b;
+        }
+        sum += part;
     }
     wg_sum[lane] = sum;
     workgroupBarrier();
     if live && (lane & 7u) == 0u {
         let low = (wg_sum[group] + wg_sum[group + 4u]) + (wg_sum[group + 2u] + wg_sum[group + 6u]);
         let high = (wg_sum[group + 1u] + wg_sum[group + 5u]) + (wg_sum[group + 3u] + wg_sum[group + 7u]);
-        let norm = sqrt(low + high);
-        let small = exponent <= 0 && norm * power_of_two(min(exponent, 0)) < 1e-12;
-        let factor = 16777216.0 * scale / select(norm, 1.0, small);
+        let total = low + high;
+        // Square roots and divisions may be off by several units in the last place; a Newton step
+        // leaves about one, so that keys of norm 1 have it within what counts as no span.
+        let empty = total == 0.0;
+        let rough = inverseSqrt(select(total, 1.0, empty));
+        let inverse = rough * (1.5 - 0.5 * (total * rough) * rough);
+        let norm = total * inverse;
+        let small = empty || (exponent <= 0 && norm * power_of_two(min(exponent, 0)) < 1e-12);
+        let factor = 16777216.0 * scale * inverse;
         let bits = bitcast<u32>(select(factor, 16777216.0 / 1e-12, small));
         factors[token] = bits | (largest & 0x80000000u);
     }

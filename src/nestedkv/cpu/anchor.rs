@@ -78,14 +78,15 @@ impl<S: Sum> Window<S> {
     }
 
     /// Moves the sum from the window that ends before `token`, a key taken in, to the one that ends
-    /// with it. Returns the dot products of the normalised `key` with `mean` and with the new sum, each
-    /// in 8 lanes, 64 channels at a time.
-    pub fn advance(&mut self, token: usize, key: &[f32], mean: &[f32]) -> (f32, f32) {
+    /// with it. Returns the dot products of the normalised `key` with `mean`, with the new sum, and with
+    /// itself on the grid, each in 8 lanes, 64 channels at a time.
+    pub fn advance(&mut self, token: usize, key: &[f32], mean: &[f32]) -> [f32; 3] {
         let new = self.slot(token);
         let old = if token >= self.window { self.slot(token - self.window) } else { 0..0 };
         let (new, old) = (&self.keys[new], &self.keys[old]);
         let mut episodic = [0.0f32; 8];
         let mut current = [0.0f32; 8];
+        let mut own = [0.0f32; 8];
         for at in (0..self.dim).step_by(64) {
             let part = at..(at + 64).min(self.dim);
             let sum = &mut self.sum[part.clone()];
@@ -102,18 +103,22 @@ impl<S: Sum> Window<S> {
             }
             let mut e = [0.0f32; 8];
             let mut c = [0.0f32; 8];
-            let lines = key[part.clone()].chunks_exact(8).zip(mean[part].chunks_exact(8));
-            for ((x, m), s) in lines.zip(sum.chunks_exact(8)) {
+            let mut o = [0.0f32; 8];
+            let lines = key[part.clone()].chunks_exact(8).zip(mean[part.clone()].chunks_exact(8));
+            let sums = sum.chunks_exact(8).zip(new[part].chunks_exact(8));
+            for ((x, m), (s, q)) in lines.zip(sums) {
                 for lane in 0..8 {
                     e[lane] += x[lane] * m[lane];
                     c[lane] += x[lane] * s[lane].to_f32();
+                    o[lane] += x[lane] * q[lane] as f32;
                 }
             }
             for lane in 0..8 {
                 episodic[lane] += e[lane];
                 current[lane] += c[lane];
+                own[lane] += o[lane];
             }
         }
-        (add_lanes(episodic), add_lanes(current))
+        [add_lanes(episodic), add_lanes(current), add_lanes(own)]
     }
 }

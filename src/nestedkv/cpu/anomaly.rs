@@ -2,7 +2,7 @@
 
 use super::anchor::{Sum, Window};
 use super::mean::{BLOCKS_PER_TASK, mean};
-use super::norm;
+use super::norm::{self, FLOOR_FACTOR};
 use crate::nestedkv::plan::{GRID, SHORT_SUM};
 use crate::primitives::math::dot;
 use crate::primitives::parallel;
@@ -140,10 +140,14 @@ fn run<S: Sum>(task: Task<'_>, dim: usize, block: usize, window: usize) -> (Vec<
             *mean = sum / count;
         }
         for (token, unit) in (first..last).zip(units.chunks_exact(dim)) {
-            let (e, c) = recent.advance(token, unit, &mean);
+            let [e, c, own] = recent.advance(token, unit, &mean);
             let count = (token + 1).min(window) as f32;
             episodic[token - start] = -e;
-            current[token - start] = -(c / (count * GRID));
+            // A key's product with itself on the grid stands for its norm of 1, so what the grid cuts
+            // off along the key cancels: keys that equal their window are at exactly 1.
+            let whole = factors[token - start].abs() < FLOOR_FACTOR && !keys.normalised;
+            let unit_product = if whole { own } else { GRID };
+            current[token - start] = -(c / unit_product / count);
         }
     }
     (total, factors)

@@ -7,6 +7,9 @@ use crate::primitives::math::add_lanes;
 /// factor of the largest row nor that of the smallest leaves f32's normal range.
 pub const LIFT: f32 = 16_777_216.0;
 
+/// The factor of rows whose norm is below the floor; all others have less.
+pub const FLOOR_FACTOR: f32 = LIFT / NORM_FLOOR;
+
 /// The factor of a row, times [`LIFT`]: `LIFT / max(|x|, 1e-12)`.
 ///
 /// The squares are taken of `x * 2^-e`, where `e` is the exponent of the largest magnitude, clamped
@@ -25,7 +28,7 @@ pub fn factor(row: &[f32]) -> f32 {
     let scale = power_of_two(-exponent);
     let norm = scaled_norm(row, scale);
     if exponent <= 0 && norm * power_of_two(exponent) < NORM_FLOOR {
-        LIFT / NORM_FLOOR
+        FLOOR_FACTOR
     } else {
         LIFT * scale / norm
     }
@@ -34,15 +37,22 @@ pub fn factor(row: &[f32]) -> f32 {
 /// [`factor`] of a row of f16 values, which are all moderate.
 pub fn factor_moderate(row: &[f32]) -> f32 {
     let norm = scaled_norm(row, 1.0);
-    if norm < NORM_FLOOR { LIFT / NORM_FLOOR } else { LIFT / norm }
+    if norm < NORM_FLOOR { FLOOR_FACTOR } else { LIFT / norm }
 }
 
+/// Norm of a row times `scale`, summed as [`crate::primitives::math::dot`] does.
 fn scaled_norm(row: &[f32], scale: f32) -> f32 {
     let mut lanes = [0.0f32; 8];
-    for x in row.chunks_exact(8) {
+    for part in row.chunks(64) {
+        let mut sums = [0.0f32; 8];
+        for x in part.chunks_exact(8) {
+            for lane in 0..8 {
+                let scaled = x[lane] * scale;
+                sums[lane] += scaled * scaled;
+            }
+        }
         for lane in 0..8 {
-            let scaled = x[lane] * scale;
-            lanes[lane] += scaled * scaled;
+            lanes[lane] += sums[lane];
         }
     }
     add_lanes(lanes).sqrt()
