@@ -1,5 +1,6 @@
 //! Buffers: views of the caller's, and our own.
 
+use super::requirements::binding_limit;
 use crate::error::{Error, Result};
 
 /// A part of a buffer that a kernel reads or writes.
@@ -76,12 +77,13 @@ pub(super) fn storage_usage() -> wgpu::BufferUsages {
 
 fn check_size(device: &wgpu::Device, argument: &'static str, needed: u64) -> Result<()> {
     let limits = device.limits();
-    if needed > limits.max_storage_buffer_binding_size {
+    let allowed = binding_limit(&limits);
+    if needed > allowed {
         return Err(Error::DeviceLimit {
             argument,
             limit: "max_storage_buffer_binding_size",
             needed,
-            allowed: limits.max_storage_buffer_binding_size,
+            allowed,
         });
     }
     if needed > limits.max_buffer_size {

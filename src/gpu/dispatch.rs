@@ -7,6 +7,7 @@ use super::context::Context;
 use super::kernel::{Binding, Kernel, Variant};
 use super::params::{Magic, Params, SLOT_BYTES, Slots};
 use super::readback::{self, Readback, Shared};
+use super::requirements::binding_limit;
 use super::timing::{Timer, Timing};
 use crate::error::{Error, Result};
 
@@ -326,7 +327,7 @@ fn check_slice(binding: Binding, slice: &Slice<'_>, limits: &wgpu::Limits) -> Re
     let (limit, allowed) = if constant {
         ("max_uniform_buffer_binding_size", limits.max_uniform_buffer_binding_size)
     } else {
-        ("max_storage_buffer_binding_size", limits.max_storage_buffer_binding_size)
+        ("max_storage_buffer_binding_size", binding_limit(limits))
     };
     if slice.size > allowed {
         return Err(Error::DeviceLimit { argument, limit, needed: slice.size, allowed });

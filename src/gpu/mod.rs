@@ -20,6 +20,7 @@ pub use kernel::{Binding, Kernel, Variant};
 pub(crate) use params::params;
 pub use params::{Magic, Params, ParamsLayout};
 pub use readback::{Readback, kernel as completion_kernel};
+pub(crate) use requirements::binding_limit;
 pub use requirements::{optional_features, required_features, required_limits};
 pub use tensor::DeviceTensor;
 pub use timing::{Span, Timing};

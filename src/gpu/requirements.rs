@@ -12,13 +12,22 @@ pub fn optional_features(available: wgpu::Features) -> wgpu::Features {
     available & wgpu::Features::TIMESTAMP_QUERY
 }
 
-/// The limits that the device must be made with: those of the WebGPU baseline, with storage bindings
-/// and buffers as large as `available` allows, since the size of a binding bounds the size of a
-/// tensor.
+/// Largest storage binding used, whatever the device allows: Metal and Direct3D 12 are told sizes in
+/// 32 or 31 bits, and shaders index words in 32.
+const MAX_BINDING: u64 = (1 << 31) - 4;
+
+/// Bytes that a storage binding may have on a device of these limits.
+pub(crate) fn binding_limit(limits: &wgpu::Limits) -> u64 {
+    limits.max_storage_buffer_binding_size.min(MAX_BINDING)
+}
+
+/// The limits that the device must be made with: those of the WebGPU baseline, with buffers as large
+/// as `available` allows and storage bindings too, up to 2 GiB, since the size of a binding bounds
+/// the size of a tensor.
 pub fn required_limits(available: &wgpu::Limits) -> wgpu::Limits {
     wgpu::Limits {
         max_buffer_size: available.max_buffer_size,
-        max_storage_buffer_binding_size: available.max_storage_buffer_binding_size,
+        max_storage_buffer_binding_size: binding_limit(available),
         ..baseline()
     }
 }

@@ -134,6 +134,13 @@ fn unpacking_of_norms() {
 }
 
 #[test]
+fn roundings_that_differ_between_devices() {
+    let rule = "rounding to f16 that the device chooses";
+    sees(rule, "", "output[0] = pack2x16float(vec2<f32>(bitcast<f32>(word)));");
+    sees(rule, "", "output[0] = u32(quantizeToF16(bitcast<f32>(word)));");
+}
+
+#[test]
 fn exponentials() {
     for call in ["exp(x)", "log(x)", "pow(x, 3.5)"] {
         sees(

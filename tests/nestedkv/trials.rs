@@ -1,9 +1,12 @@
 //! Bugs that others have had, as far as they concern the choice of tokens.
 
-use wgkv::nestedkv::{Budget, EvictConfig, ScoreConfig, cpu};
+use half::f16;
+use wgkv::gpu::{DeviceTensor, Slice};
+use wgkv::nestedkv::{Budget, EvictConfig, ScoreConfig, cpu, gpu};
 use wgkv::shape::{Dtype, Elements, Tensor};
 
 use super::cases::{Data, difference, gpu_keep, gpu_scores, uniform};
+use crate::support;
 
 /// NaN in one head leaves every other head as it was, and its neighbours as if it were 0.
 #[test]
@@ -32,6 +35,49 @@ fn a_bad_key_does_not_spread() {
         assert_eq!(bad[tokens..tokens + 50], zeroed[tokens..tokens + 50]);
         assert_eq!(bad[tokens + 51..2 * tokens], zeroed[tokens + 51..2 * tokens]);
     }
+}
+
+/// NaN in the value of a token that goes leaves no trace; in one that stays, its bits and no more.
+#[test]
+fn a_bad_value_goes_with_its_token() {
+    let (rows, tokens, dim) = (2, 300, 64);
+    let keys = Data::new(&uniform(33, rows * tokens * dim), Dtype::F16);
+    let clean: Vec<f16> = uniform(34, rows * tokens * dim).into_iter().map(f16::from_f32).collect();
+    let config = EvictConfig::new(Budget::Uniform(40));
+    let evict = |values: &[f16]| {
+        let values = Data::F16(values.to_vec());
+        let (k, v) = (keys.tensor(rows, tokens, dim), values.tensor(rows, tokens, dim));
+        let on_cpu = cpu::compress_prefill(&k, &v, &config).expect("evicted");
+        let buffers = [upload_data(&keys), upload_data(&values)];
+        let [k, v] = [("keys", &buffers[0]), ("values", &buffers[1])].map(|(name, buffer)| {
+            DeviceTensor::new(name, Slice::all(buffer), Dtype::F16, rows, tokens, dim)
+                .expect("a tensor")
+        });
+        let on_gpu = support::run(|rec| gpu::compress_prefill(rec, &k, &v, &config));
+        let on_gpu: Vec<u16> = support::download_as(&on_gpu.expect("evicted").values.rows);
+        let bits: Vec<u16> = on_cpu.values.iter().map(|x| x.to_bits()).collect();
+        (on_cpu.kept, [bits, on_gpu])
+    };
+    let (kept, want) = evict(&clean);
+    let gone = (0..tokens as u32).find(|p| kept.row(1).binary_search(p).is_err()).expect("one");
+    let stays = kept.row(1)[7];
+    for (position, place) in [(gone, None), (stays, Some((40 + 7) * dim + 5))] {
+        let mut bad = clean.clone();
+        bad[(tokens + position as usize) * dim + 5] = f16::from_bits(0xfe01);
+        let (other, got) = evict(&bad);
+        assert_eq!(other, kept, "values have no say");
+        for (got, want) in got.into_iter().zip(&want) {
+            let mut want = want.clone();
+            if let Some(place) = place {
+                want[place] = 0xfe01;
+            }
+            assert_eq!(got, want, "position {position}");
+        }
+    }
+}
+
+fn upload_data(data: &Data) -> wgkv::wgpu::Buffer {
+    support::context().upload("data", data.view().bytes()).expect("a buffer")
 }
 
 /// Scores with both zeros as the border tie, and NaN of both signs.

@@ -81,7 +81,8 @@ fn check(call: &Call) -> Result<(), String> {
 
 #[test]
 fn gpu_pages_and_rows_equal_those_of_the_cpu() {
-    let config = ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() };
+    let config =
+        ProptestConfig { cases: 48, source_file: Some(file!()), ..ProptestConfig::default() };
     TestRunner::new(config)
         .run(&call(), |call| check(&call).map_err(TestCaseError::fail))
         .unwrap_or_else(|e| panic!("{e}"));
@@ -217,7 +218,9 @@ fn what_is_restored_lies_within_the_stated_error() {
                 }
                 let relative = (error / size).sqrt();
                 println!("{path:?} {bits} bits {kind:?}: relative error {relative:.4}");
-                if kind == Kind::Outliers {
+                // The rate's own error; rows of equal channels turn to spikes, which no book of
+                // normal pieces serves, and tiny ones lie below the smallest scale.
+                if matches!(kind, Kind::Normal | Kind::Outliers | Kind::SomeZero | Kind::Huge) {
                     let most = if bits == 1 { 0.62 } else { 0.37 };
                     assert!(relative <= most, "{path:?} {bits} {kind:?}: {relative}");
                 }

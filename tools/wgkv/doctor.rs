@@ -34,7 +34,7 @@ pub fn run(common: &Common) -> Result<(), Fail> {
         print(&format!("  driver                  {} {}", info.driver, info.driver_info))?;
         print(&format!(
             "  largest tensor          {} MiB (max_storage_buffer_binding_size)",
-            limits.max_storage_buffer_binding_size >> 20
+            wgkv::gpu::required_limits(&limits).max_storage_buffer_binding_size >> 20
         ))?;
         print(&format!("  largest buffer          {} MiB", limits.max_buffer_size >> 20))?;
         print(&format!(

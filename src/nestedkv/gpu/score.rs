@@ -2,7 +2,7 @@
 
 use super::{anchor, anomaly, blend, gate, mean, norm, spread, surprise};
 use crate::error::{Error, Result};
-use crate::gpu::{DeviceTensor, Recorder, Slice};
+use crate::gpu::{DeviceTensor, Recorder, Slice, binding_limit};
 use crate::nestedkv::config::ScoreConfig;
 use crate::nestedkv::plan::{PIECE_TOKENS, SHORT_SUM, block_size_for};
 
@@ -72,7 +72,7 @@ pub fn score(
 /// and the three scores of every token.
 fn check_limits(rec: &Recorder<'_>, keys: &DeviceTensor<'_>) -> Result<()> {
     let limits = rec.context().device().limits();
-    let allowed = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+    let allowed = binding_limit(&limits).min(limits.max_buffer_size);
     let scales = 12 * (keys.rows() * keys.tokens()) as u64;
     for (argument, needed) in [("keys", keys.slice().size), ("scales", scales)] {
         if needed > allowed {

@@ -233,6 +233,9 @@ impl Body<'_> {
                 MathFunction::Unpack2x16unorm | MathFunction::Unpack2x16snorm => {
                     add("unpack2x16", "");
                 }
+                MathFunction::Pack2x16float | MathFunction::QuantizeToF16 => {
+                    add("rounding to f16 that the device chooses", "");
+                }
                 MathFunction::Exp | MathFunction::Log | MathFunction::Pow => {
                     add("exp2 and log2 only", "");
                 }

@@ -1,0 +1,10 @@
+//! The main job through the library: evict, pack and attend on a real model's cache, on both paths,
+//! held to the judge in f64 stage by stage and as a whole.
+#[path = "../support/mod.rs"]
+mod support;
+
+mod job;
+mod limits;
+mod paths;
+mod sample;
+mod together;
