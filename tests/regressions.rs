@@ -199,3 +199,62 @@ fn a_block_of_no_tokens_is_refused() {
     };
     assert!(run(|rec| nestedkv::gpu::anomaly::record(rec, &keys, &anchors)).is_err());
 }
+
+#[test]
+fn non_finite_numbers_in_a_page_decode_as_zero() {
+    use wgkv::nsnquant::{cpu, gpu};
+    for (bits, chunk, dim) in [(Bits::Two, 5, 16), (Bits::One, 2, 24)] {
+        let layout = PageLayout::new("layout", dim, bits, chunk).unwrap();
+        let codec = Codec::new(layout, Codebook::builtin()).unwrap();
+        let device = gpu::DeviceCodec::new(support::context(), codec.clone()).unwrap();
+        for number in [0x7c00u16, 0xfc00, 0x7e01, 0xffff, 0x7f80, 0xff80] {
+            let mut page = vec![0x3c00_3c00u32; layout.words()];
+            for vector in [layout.s1_offset(), layout.s2_offset(), layout.o_offset()] {
+                PageLayout::set_half(&mut page, vector, 1, number);
+            }
+            let want = cpu::decode(&codec, &page).unwrap();
+            assert!(want.iter().all(|x| x.is_finite()), "{number:x}");
+            let pages = support::context().upload("pages", bytes(&page)).unwrap();
+            let (starts, out) = (buffer(4), buffer(4 * chunk * dim));
+            run(|rec| {
+                let (pages, out) = (Slice::all(&pages), Slice::all(&out));
+                gpu::decode(rec, &device, pages, 1, Slice::all(&starts), out, Dtype::F32, chunk)
+            })
+            .unwrap();
+            let got: Vec<f32> = support::download_as(&out);
+            for (got, want) in got.iter().zip(&want) {
+                assert!(
+                    (got - want).abs() <= 1e-5 * (1.0 + want.abs()),
+                    "{number:x}: {got} {want}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_that_claim_billions_of_scores_end_at_the_longest() {
+    let words = |list: &[u32]| support::context().upload("words", bytes(list)).unwrap();
+    let (scores, starts, counts) = (words(&[7; 100]), words(&[0, u32::MAX, 5]), words(&[3, 3]));
+    let start = std::time::Instant::now();
+    run(|rec| {
+        let (scores, starts) = (Slice::all(&scores), Slice::all(&starts));
+        primitives::gpu::select::record(rec, scores, starts, 2, 100, 0, Slice::all(&counts))?;
+        let competition = nestedkv::gpu::budgets::Competition {
+            scores,
+            starts,
+            longest: 100,
+            floors: &[1, 1],
+            heads: 2,
+            per_sequence: 9,
+            sinks: 0,
+        };
+        nestedkv::gpu::budgets::record(rec, &competition)
+    })
+    .unwrap();
+    assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+}
+
+fn bytes(words: &[u32]) -> &[u8] {
+    bytemuck::cast_slice(words)
+}

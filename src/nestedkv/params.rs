@@ -185,5 +185,7 @@ params! {
         sinks: u32,
         /// Tokens of a sequence beyond what its heads are sure of.
         rest: u32,
+        /// Length of the longest row.
+        longest: u32,
     }
 }

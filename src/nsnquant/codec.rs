@@ -75,19 +75,23 @@ impl Codec {
         (layout.head_dim() as f32).sqrt() / square.sqrt().max(MIN_SCALE)
     }
 
-    /// The scale `s1` of token `token` of a page.
+    /// The scale `s1` of token `token` of a page; 0 for a non-finite one.
     pub fn s1(&self, page: &[u32], token: usize) -> f32 {
-        crate::layout::decode_scale(PageLayout::half(page, self.layout.s1_offset(), token))
+        finite(crate::layout::decode_scale(PageLayout::half(page, self.layout.s1_offset(), token)))
     }
 
-    /// The scale `s2` of token `token` of a page.
+    /// The scale `s2` of token `token` of a page; 0 for a non-finite one.
     pub fn s2(&self, page: &[u32], token: usize) -> f32 {
-        half::f16::from_bits(PageLayout::half(page, self.layout.s2_offset(), token)).to_f32()
+        finite(
+            half::f16::from_bits(PageLayout::half(page, self.layout.s2_offset(), token)).to_f32(),
+        )
     }
 
-    /// The mean `o` of channel `channel` of a page.
+    /// The mean `o` of channel `channel` of a page; 0 for a non-finite one.
     pub fn o(&self, page: &[u32], channel: usize) -> f32 {
-        half::f16::from_bits(PageLayout::half(page, self.layout.o_offset(), channel)).to_f32()
+        finite(
+            half::f16::from_bits(PageLayout::half(page, self.layout.o_offset(), channel)).to_f32(),
+        )
     }
 
     /// Checks that `words` is a whole number of pages and returns how many.
@@ -106,6 +110,11 @@ impl Codec {
             })
         }
     }
+}
+
+/// A page that was not made by an encoder may hold a non-finite number, which reads as 0.
+fn finite(value: f32) -> f32 {
+    if value.is_finite() { value } else { 0.0 }
 }
 
 /// Sum of the squares of one piece, in the order that every path keeps.

@@ -150,18 +150,12 @@ fn value_gain(page: u32, token: u32) -> f32 {
     return params.norm_v / max(sqrt(square), MIN_NORM);
 }
 
-// A stored scale or mean; one that no encoder made may be non-finite and reads as 0.
-fn tame(value: f32) -> f32 {
-    let bits = bitcast<u32>(value);
-    return bitcast<f32>(select(0u, bits, element_finite(bits)));
-}
-
 fn key_scale(page: u32, token: u32) -> f32 {
-    return tame(page_scale(key_pages[page + params.key_s1 + (token >> 1u)], token));
+    return page_scale(key_pages[page + params.key_s1 + (token >> 1u)], token);
 }
 
 fn value_scale(page: u32, token: u32) -> f32 {
-    return tame(page_scale(value_pages[page + params.value_s1 + (token >> 1u)], token));
+    return page_scale(value_pages[page + params.value_s1 + (token >> 1u)], token);
 }
 
 fn load(query: vec4<u32>, part: u32) -> vec4<f32> {
@@ -186,7 +180,7 @@ fn store(query: vec4<u32>, split: u32, channel: u32, value: vec4<f32>) {
 }
 
 fn value_mean(page: u32, channel: u32) -> f32 {
-    return tame(page_real(value_pages[page + params.value_o + (channel >> 1u)], channel));
+    return page_real(value_pages[page + params.value_o + (channel >> 1u)], channel);
 }
 
 @compute @workgroup_size(SOFTMAX_LANES)
@@ -264,7 +258,7 @@ fn main(
         let value_page = number_page * params.value_words;
         var part = vec4<f32>(0.0);
         for (var c = lane; c < HEAD_DIM; c += SOFTMAX_LANES) {
-            let mean = tame(page_real(key_pages[key_page + params.key_o + (c >> 1u)], c));
+            let mean = page_real(key_pages[key_page + params.key_o + (c >> 1u)], c);
             part += load(query, c) * mean;
         }
         let shared_dot = softmax_sum(lane, part);
@@ -280,12 +274,12 @@ fn main(
                     let position = positions[number_page * params.chunk + token];
                     seen = seen & (vec4<u32>(position) <= last);
                 }
-                let key_s2 = tame(page_real(key_pages[key_page + params.key_s2 + (token >> 1u)], token));
+                let key_s2 = page_real(key_pages[key_page + params.key_s2 + (token >> 1u)], token);
                 let inner = key_s2 * dot_key(key_page, token) + shared_dot;
                 let dot = key_scale(key_page, token) * inner;
                 logit = select(logit, softmax_logit(dot, limit, factor, boost), seen);
                 s1 = value_scale(value_page, token);
-                s2 = tame(page_real(value_pages[value_page + params.value_s2 + (token >> 1u)], token))
+                s2 = page_real(value_pages[value_page + params.value_s2 + (token >> 1u)], token)
                     * value_gain(value_page, token);
             }
             let new_top = max(top, softmax_max(lane, logit));

@@ -10,14 +10,17 @@ fn page_half(word: u32, index: u32) -> u32 {
     return (word >> ((index & 1u) * 16u)) & 0xffffu;
 }
 
-// A first scale: element_encode_scale's 16 bits.
+// A first scale: element_encode_scale's 16 bits. One that no encoder made may be non-finite and reads
+// as 0, as a second scale or a mean does.
 fn page_scale(word: u32, index: u32) -> f32 {
-    return element_decode_scale(page_half(word, index));
+    let stored = page_half(word, index);
+    let top = select(0x7c00u, 0x7f80u, (stored & 0x8000u) != 0u);
+    return element_decode_scale(select(stored, 0u, (stored & top) == top));
 }
 
 // A second scale or a mean: f16.
 fn page_real(word: u32, index: u32) -> f32 {
-    return bitcast<f32>(element_bits(word, index, 1u));
+    return element_read(word, index, 1u);
 }
 
 // Channels `signs` bit 0 to 3 of a centroid, negated where the bit is 0.

@@ -10,6 +10,7 @@ struct Params {
     heads: u32,
     sinks: u32,
     rest: u32,
+    longest: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -43,7 +44,7 @@ fn main(
         for (var head = 0u; head < heads; head++) {
             let sure = thresholds[first_row + head];
             let base = starts[first_row + head];
-            let tokens = starts[first_row + head + 1u] - base;
+            let tokens = min(starts[first_row + head + 1u] - base, params.longest);
             for (var token = lane; token < tokens; token += WG) {
                 let key = select(order_key(scores[base + token]), ORDER_SINK, token < params.sinks);
                 radix_count(0u, key, border, shift, select(0u, 1u, key < sure.x));
@@ -68,7 +69,7 @@ fn main(
         workgroupBarrier();
         let sure = thresholds[first_row + head];
         let base = starts[first_row + head];
-        let tokens = starts[first_row + head + 1u] - base;
+        let tokens = min(starts[first_row + head + 1u] - base, params.longest);
         var above = 0u;
         var equal = 0u;
         for (var token = lane; token < tokens; token += WG) {

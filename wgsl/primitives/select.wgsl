@@ -84,7 +84,7 @@ fn main(
     let live = place < params.rows;
     let row = min(place, params.rows - 1u);
     let base = starts[row];
-    let tokens = select(0u, starts[row + 1u] - base, live);
+    let tokens = select(0u, min(starts[row + 1u] - base, params.longest), live);
     let count = min(counts[row], tokens);
 
     var found = vec4<u32>(0u);

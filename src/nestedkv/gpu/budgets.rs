@@ -78,6 +78,7 @@ pub fn record(rec: &mut Recorder<'_>, of: &Competition<'_>) -> Result<wgpu::Buff
         heads: size("heads", of.heads)?,
         sinks: of.sinks,
         rest: size("budget", (of.per_sequence - sure) as usize)?,
+        longest: size("longest", of.longest)?,
     };
     let floors = rec.context().upload("floors", bytemuck::cast_slice(of.floors))?;
     let floors = Slice::all(&floors);
