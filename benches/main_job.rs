@@ -190,7 +190,7 @@ fn on_gpu(
             });
             let count = 1 + run.count();
             let source = u64::from(parts.raw[from]) * row_bytes;
-            recorder.copy(rows, source, &raw, from as u64 * row_bytes, count as u64 * row_bytes);
+            recorder.copy(rows, source, &raw, from as u64 * row_bytes, count as u64 * row_bytes)?;
             from += count;
         }
         Ok((packed, raw))

@@ -211,6 +211,11 @@ pub fn check_head_dim(argument: &'static str, head_dim: usize) -> Result<()> {
     }
 }
 
+/// The next multiple of `of`, for messages: sizes from outside may have none that fits.
+pub(crate) fn next_multiple(n: usize, of: usize) -> usize {
+    n.checked_next_multiple_of(of).unwrap_or(usize::MAX)
+}
+
 /// Checks a list of offsets: `rows + 1` entries, from 0, never decreasing, ending at `total`.
 ///
 /// # Errors
@@ -221,8 +226,9 @@ pub fn check_offsets(
     rows: usize,
     total: usize,
 ) -> Result<()> {
-    if offsets.len() != rows + 1 {
-        return Err(Error::Length { argument, got: offsets.len(), expected: rows + 1 });
+    if offsets.len().checked_sub(1) != Some(rows) {
+        let expected = rows.saturating_add(1);
+        return Err(Error::Length { argument, got: offsets.len(), expected });
     }
     let fault = |index: usize, expected| {
         Err(Error::Offsets { argument, index, got: u64::from(offsets[index]), expected })

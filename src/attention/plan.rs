@@ -3,6 +3,7 @@
 use super::config::AttendConfig;
 use super::view::{length, same};
 use crate::error::{Error, Result};
+use crate::shape::next_multiple;
 
 /// Exponent that a query's largest element is brought to.
 pub(crate) const QUERY_EXPONENT: i32 = -12;
@@ -59,7 +60,7 @@ impl Plan {
             return Err(Error::Empty { argument: "query tokens" });
         }
         if !kv_rows.is_multiple_of(batch) {
-            let expected = kv_rows.next_multiple_of(batch);
+            let expected = next_multiple(kv_rows, batch);
             return Err(Error::Mismatch {
                 argument: "kv_rows",
                 got: kv_rows,

@@ -38,19 +38,22 @@ impl Counters {
         raw_bytes: usize,
         device_bytes: u64,
     ) -> Self {
-        let pages = (rows * frontier.chunks()) as u64;
+        let product = |factors: &[usize]| {
+            factors.iter().fold(1u64, |product, &n| product.saturating_mul(n as u64))
+        };
+        let pages = product(&[rows, frontier.chunks()]);
         let width = (keys.head_dim() + values.head_dim()) as u64;
-        let elements = |tokens: usize, channels: usize| (rows * tokens * channels) as u64;
-        let compressed = |layout: &PageLayout| pages * layout.data_bytes() as u64;
+        let elements = |tokens: usize, channels: usize| product(&[rows, tokens, channels]);
+        let compressed = |layout: &PageLayout| pages.saturating_mul(layout.data_bytes() as u64);
         let (key_bytes, value_bytes) = (compressed(keys), compressed(values));
         Self {
             len: frontier.len(),
             quantized_tokens: frontier.packed(),
             compressed_key_bytes: key_bytes,
             compressed_value_bytes: value_bytes,
-            residual_fp16_bytes: (rows * frontier.raw() * raw_bytes) as u64 * width,
-            fp16_key_bytes: 2 * elements(frontier.len(), keys.head_dim()),
-            fp16_value_bytes: 2 * elements(frontier.len(), values.head_dim()),
+            residual_fp16_bytes: product(&[rows, frontier.raw(), raw_bytes]).saturating_mul(width),
+            fp16_key_bytes: elements(frontier.len(), keys.head_dim()).saturating_mul(2),
+            fp16_value_bytes: elements(frontier.len(), values.head_dim()).saturating_mul(2),
             assigned_avg_bits: assigned_avg_bits(keys, values, frontier.packed()),
             device_bytes,
         }

@@ -188,8 +188,12 @@ impl Move {
     /// Checks that the spans lie within the tensors and that shaders can count the words of both.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`].
+    /// [`Error::OutOfRange`]; [`Error::Parameter`] for an odd head dimension.
     pub fn check(&self) -> Result<()> {
+        if !self.head_dim.is_multiple_of(2) {
+            let (got, expected) = (self.head_dim as f64, "an even number");
+            return Err(Error::Parameter { argument: "head_dim", got, expected });
+        }
         let within = |argument, first: usize, tokens: usize| {
             let end = first.saturating_add(self.tokens);
             if end <= tokens {
@@ -203,7 +207,8 @@ impl Move {
         for (argument, tokens) in
             [("source elements", self.from_tokens), ("result elements", self.to_tokens)]
         {
-            check_count(argument, &[self.rows, tokens, self.head_dim])?;
+            // A 0 among them does not excuse the others.
+            check_count(argument, &[self.rows, tokens, self.head_dim].map(|n| n.max(1)))?;
         }
         Ok(())
     }

@@ -61,7 +61,7 @@ pub(super) fn create(
     label: &'static str,
     size: u64,
 ) -> Result<wgpu::Buffer> {
-    let size = size.next_multiple_of(4).max(4);
+    let size = size.checked_next_multiple_of(4).unwrap_or(u64::MAX).max(4);
     check_size(device, label, size)?;
     Ok(device.create_buffer(&wgpu::BufferDescriptor {
         label: Some(label),

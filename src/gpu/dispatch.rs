@@ -169,12 +169,22 @@ impl<'a> Recorder<'a> {
     }
 
     /// Sets a part of a buffer to zero.
-    pub fn clear(&mut self, slice: Slice<'_>) {
+    ///
+    /// # Errors
+    /// [`Error::BufferUsage`] when the buffer was made without `COPY_DST`; [`Error::Offsets`] for a
+    /// slice that is misaligned or outside its buffer.
+    pub fn clear(&mut self, slice: Slice<'_>) -> Result<()> {
+        check_copied("clear", &slice, wgpu::BufferUsages::COPY_DST, "COPY_DST")?;
         self.pass = None;
         self.encoder.clear_buffer(slice.buffer, slice.offset, Some(slice.size));
+        Ok(())
     }
 
-    /// Copies `size` bytes, a multiple of 4, between buffers.
+    /// Copies `size` bytes, a multiple of 4, from one buffer to another.
+    ///
+    /// # Errors
+    /// [`Error::BufferUsage`] for buffers made without `COPY_SRC` and `COPY_DST`; [`Error::Offsets`]
+    /// for a part that is misaligned, outside its buffer, or in the buffer that it is copied from.
     pub fn copy(
         &mut self,
         from: &wgpu::Buffer,
@@ -182,21 +192,29 @@ impl<'a> Recorder<'a> {
         to: &wgpu::Buffer,
         to_offset: u64,
         size: u64,
-    ) {
+    ) -> Result<()> {
+        let source = Slice { buffer: from, offset: from_offset, size };
+        check_copied("copy source", &source, wgpu::BufferUsages::COPY_SRC, "COPY_SRC")?;
+        let result = Slice { buffer: to, offset: to_offset, size };
+        check_copied("copy result", &result, wgpu::BufferUsages::COPY_DST, "COPY_DST")?;
+        if from == to {
+            let (argument, expected) = ("copy result", "in another buffer than the source");
+            return Err(Error::Offsets { argument, index: 0, got: to_offset, expected });
+        }
         if size > 0 {
             self.pass = None;
             self.encoder.copy_buffer_to_buffer(from, from_offset, to, to_offset, size);
         }
+        Ok(())
     }
 
     /// Asks for the content that `slice` has at the end of this recording.
     ///
     /// # Errors
-    /// [`Error::BufferUsage`] when the buffer was made without `COPY_SRC`.
+    /// [`Error::BufferUsage`] when the buffer was made without `COPY_SRC`; [`Error::Offsets`] for a
+    /// slice that is misaligned or outside its buffer.
     pub fn read_back(&mut self, slice: Slice<'_>) -> Result<Readback> {
-        if !slice.buffer.usage().contains(wgpu::BufferUsages::COPY_SRC) {
-            return Err(Error::BufferUsage { argument: "read-back", usage: "COPY_SRC" });
-        }
+        check_copied("read-back", &slice, wgpu::BufferUsages::COPY_SRC, "COPY_SRC")?;
         let shared = Arc::new(Shared::default());
         self.pending.push(Pending {
             source: slice.buffer.clone(),
@@ -270,6 +288,29 @@ impl<'a> Recorder<'a> {
         readback::schedule(self.encoder, &staging, nonce, waiting);
         Ok(timing)
     }
+}
+
+/// Refuses what the device would refuse of a copy, where nobody could answer for it any more.
+fn check_copied(
+    argument: &'static str,
+    slice: &Slice<'_>,
+    usage: wgpu::BufferUsages,
+    name: &'static str,
+) -> Result<()> {
+    if !slice.buffer.usage().contains(usage) {
+        return Err(Error::BufferUsage { argument, usage: name });
+    }
+    let fault = |index, got, expected| Err(Error::Offsets { argument, index, got, expected });
+    for (index, got) in [slice.offset, slice.size].into_iter().enumerate() {
+        if !got.is_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT) {
+            return fault(index, got, "a multiple of 4");
+        }
+    }
+    let end = slice.offset.saturating_add(slice.size);
+    if end > slice.buffer.size() {
+        return fault(1, end, "an end within the buffer");
+    }
+    Ok(())
 }
 
 fn check_slice(binding: Binding, slice: &Slice<'_>, limits: &wgpu::Limits) -> Result<()> {

@@ -1,6 +1,7 @@
 //! What can be set, with the paper's values as defaults.
 
 use crate::error::{Error, Result};
+use crate::shape::next_multiple;
 
 /// Largest magnitude of `beta`, `tau` and `kappa`: beyond it the exponentials of f32 say nothing.
 const MAX_GAIN: f32 = 1e6;
@@ -122,7 +123,7 @@ impl EvictConfig {
                 return Err(Error::Mismatch {
                     argument: "rows",
                     got: rows,
-                    expected: rows.next_multiple_of(heads),
+                    expected: next_multiple(rows, heads),
                     reference: "whole sequences of heads",
                 });
             }

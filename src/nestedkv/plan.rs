@@ -68,8 +68,8 @@ impl KeepPlan {
                 }
             }
             Budget::Adaptive { per_head, heads } => {
-                let asked = tokens.min(per_head as usize) as u64 * heads as u64;
-                let least = sinks as u64 * heads as u64;
+                let asked = (tokens.min(per_head as usize) as u64).saturating_mul(heads as u64);
+                let least = (sinks as u64).saturating_mul(heads as u64);
                 let total = asked.max(least);
                 // The rows are equally long, so their floors are equal too.
                 let floor = head_floors(&[tokens], heads, total, cfg.safeguard)[0];
@@ -83,7 +83,7 @@ impl KeepPlan {
     /// # Errors
     /// [`Error::OutOfRange`] when they exceed `u32::MAX`.
     pub fn total(&self, rows: usize) -> Result<u64> {
-        let total = self.per_sequence.saturating_mul((rows / self.heads) as u64);
+        let total = self.per_sequence.saturating_mul((rows / self.heads.max(1)) as u64);
         if total > u64::from(u32::MAX) {
             let max = u64::from(u32::MAX);
             return Err(Error::OutOfRange { argument: "kept tokens", got: total, min: 0, max });
@@ -96,7 +96,8 @@ impl KeepPlan {
 /// `trunc(safeguard * (1 - r) * n)` with `r = 1 - total / N`, scaled down together when they exceed
 /// the total. `lengths` repeats `times` times.
 pub fn head_floors(lengths: &[usize], times: usize, total: u64, safeguard: f64) -> Vec<u32> {
-    let all = lengths.iter().map(|&n| n as u64).sum::<u64>() * times as u64;
+    let sum = lengths.iter().fold(0u64, |sum, &n| sum.saturating_add(n as u64));
+    let all = sum.saturating_mul(times as u64);
     if all == 0 {
         return vec![0; lengths.len()];
     }

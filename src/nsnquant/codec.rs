@@ -99,7 +99,11 @@ impl Codec {
         if words.is_multiple_of(size) {
             Ok(words / size)
         } else {
-            Err(Error::Length { argument, got: words, expected: words.next_multiple_of(size) })
+            Err(Error::Length {
+                argument,
+                got: words,
+                expected: crate::shape::next_multiple(words, size),
+            })
         }
     }
 }

@@ -205,11 +205,11 @@ fn parts_clears_and_copies() {
     let buffer = context.upload("parts", &vec![0xff; size as usize]).unwrap();
     let copy = context.create("copy", size).unwrap();
     let (whole, part) = support::run(|recorder| {
-        recorder.clear(Slice { buffer: &buffer, offset: align, size: 2 * align });
+        recorder.clear(Slice { buffer: &buffer, offset: align, size: 2 * align })?;
         let slice = Slice { buffer: &buffer, offset: 2 * align, size: align };
         recorder.dispatch(&PLACE, &Variant::default(), &put(1, 9), &[slice], Groups(1))?;
-        recorder.copy(&buffer, 0, &copy, 0, size);
-        recorder.copy(&buffer, 0, &copy, 0, 0);
+        recorder.copy(&buffer, 0, &copy, 0, size)?;
+        recorder.copy(&buffer, 0, &copy, 0, 0)?;
         let part = Slice { buffer: &copy, offset: 2 * align, size: 8 };
         Ok((recorder.read_back(Slice::all(&copy))?, recorder.read_back(part)?))
     })

@@ -11,7 +11,7 @@ use crate::shape::{Dtype, Elements};
 /// to f16 and bf16, finite values beyond the range become the largest of the type.
 ///
 /// # Errors
-/// [`Error::OutOfRange`] as [`Move::check`]; [`Error::Length`] when either tensor has another size
+/// Those of [`Move::check`]; [`Error::Length`] when either tensor has another size
 /// than the plan says; [`Error::Dtype`] when the source is of another type.
 pub fn copy(plan: &Move, source: Elements<'_>, result: &mut [u32]) -> Result<()> {
     plan.check()?;
@@ -29,6 +29,9 @@ pub fn copy(plan: &Move, source: Elements<'_>, result: &mut [u32]) -> Result<()>
     let words = plan.to_words();
     length("result", result.len(), plan.rows * plan.to_tokens * words)?;
     let count = plan.tokens * plan.head_dim;
+    if count == 0 {
+        return Ok(());
+    }
     for row in 0..plan.rows {
         let from = (row * plan.from_tokens + plan.from_first) * plan.head_dim;
         let to = (row * plan.to_tokens + plan.to_first) * words;

@@ -271,7 +271,7 @@ impl LayerCache {
         let size = self.page_bytes(side);
         let all = rec.context().create("cache pages", size * self.pages.len() as u64)?;
         for (chunk, page) in self.pages.iter().enumerate() {
-            rec.copy(&page.buffers[side], 0, &all, chunk as u64 * size, size);
+            rec.copy(&page.buffers[side], 0, &all, chunk as u64 * size, size)?;
         }
         Ok(all)
     }
@@ -324,7 +324,7 @@ impl LayerCache {
                 let buffers = self.pair(|side| {
                     let size = self.page_bytes(side);
                     let page = rec.context().create("cache page", size)?;
-                    rec.copy(&all[side], chunk * size, &page, 0, size);
+                    rec.copy(&all[side], chunk * size, &page, 0, size)?;
                     Ok(page)
                 })?;
                 Ok(Arc::new(Page { buffers, _held: held() }))

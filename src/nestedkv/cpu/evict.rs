@@ -25,13 +25,16 @@ pub struct Kept {
 
 impl Kept {
     /// Tokens that stay in row `row`.
+    ///
+    /// # Panics
+    /// When there is no such row, as indexing does.
     pub fn row(&self, row: usize) -> &[u32] {
         &self.positions[self.offsets[row] as usize..self.offsets[row + 1] as usize]
     }
 
     /// Number of tokens that stay in each row.
     pub fn budgets(&self) -> Vec<u32> {
-        self.offsets.windows(2).map(|w| w[1] - w[0]).collect()
+        self.offsets.windows(2).map(|w| w[1].saturating_sub(w[0])).collect()
     }
 }
 

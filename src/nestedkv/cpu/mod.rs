@@ -20,4 +20,4 @@ pub use score::{
     per_scale_anomaly_scores_batched, score, score_batched, surprise_gated_score,
     surprise_gated_score_batched,
 };
-pub use state::{KvRows, NestedKvState, full_fp16_bytes};
+pub use state::{KvRows, MAX_ROWS, NestedKvState, full_fp16_bytes};

@@ -152,7 +152,7 @@ pub fn per_scale_anomaly_scores_batched(
     }
     let tokens = k_hat.len() / rows / head_dim;
     let keys = Tensor::new("k_hat", Elements::F32(k_hat), rows, tokens, head_dim)?;
-    if let Some(x) = k_hat.iter().find(|x| x.abs() > 1.001) {
+    if let Some(x) = k_hat.iter().find(|x| x.is_finite() && x.abs() > 1.001) {
         let (got, expected) = (f64::from(*x), "channels of keys of norm 1");
         return Err(Error::Parameter { argument: "k_hat", got, expected });
     }

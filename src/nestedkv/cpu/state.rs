@@ -4,12 +4,16 @@ use half::{bf16, f16};
 
 use super::evict::{Kept, keep};
 use super::score::score_rows;
+use crate::cache::plan::check_count;
 use crate::error::{Error, Result};
 use crate::nestedkv::config::{Budget, EvictConfig};
 use crate::nestedkv::plan::check_pair;
 use crate::primitives::cpu::gather::gather;
 use crate::primitives::parallel;
 use crate::shape::{Dtype, Elements, Tensor, check_head_dim};
+
+/// Most rows of a [`NestedKvState`]: each takes some memory even while it holds no token.
+pub const MAX_ROWS: usize = 1 << 24;
 
 /// Elements of one row, in the type they came in.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,11 +95,16 @@ impl NestedKvState {
     ///
     /// # Errors
     /// As [`EvictConfig::validate`]; [`Error::Empty`] for no rows; [`Error::HeadDim`];
-    /// [`Error::OutOfRange`] for a budget that leaves no room beside the sinks.
+    /// [`Error::OutOfRange`] for more than [`MAX_ROWS`] rows and for a budget that leaves no room
+    /// beside the sinks.
     pub fn new(rows: usize, key_dim: usize, value_dim: usize, config: EvictConfig) -> Result<Self> {
         config.validate(rows)?;
         if rows == 0 {
             return Err(Error::Empty { argument: "rows" });
+        }
+        if rows > MAX_ROWS {
+            let (got, max) = (rows as u64, MAX_ROWS as u64);
+            return Err(Error::OutOfRange { argument: "rows", got, min: 1, max });
         }
         check_head_dim("keys", key_dim)?;
         check_head_dim("values", value_dim)?;
@@ -234,9 +243,10 @@ impl NestedKvState {
     ///
     /// # Errors
     /// [`Error::Mismatch`] for another shape; [`Error::BeyondF16`]; [`Error::OutOfRange`] beyond
-    /// `u32::MAX` tokens. The tokens are then not appended.
+    /// `u32::MAX` tokens, or as many token rows at once. The tokens are then not appended.
     pub fn append_decode(&mut self, keys: &Tensor<'_>, values: &Tensor<'_>) -> Result<()> {
         self.check(keys, values)?;
+        check_count("token rows", &[keys.rows(), keys.tokens()])?;
         let halves = |argument, data: &Tensor<'_>| {
             let tokens = data.tokens() as u32;
             let offsets: Vec<u32> = (0..=data.rows() as u32).map(|row| row * tokens).collect();
@@ -360,5 +370,5 @@ impl NestedKvState {
 
 /// Bytes that keys and values of `tokens_seen` tokens of one head would take as f16.
 pub fn full_fp16_bytes(tokens_seen: u64, head_dim: usize) -> u64 {
-    tokens_seen * head_dim as u64 * 4
+    tokens_seen.saturating_mul(head_dim as u64).saturating_mul(4)
 }

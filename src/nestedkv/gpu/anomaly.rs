@@ -1,6 +1,6 @@
 //! Steps 2 and 3: raw scores of the three scales.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::{Binding, DeviceTensor, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::nestedkv::params::AnomalyParams;
 
@@ -45,17 +45,20 @@ pub struct Anchors<'a> {
 /// Records the raw scores `[3, rows, tokens]` f32: stable, episodic, current.
 ///
 /// # Errors
-/// As [`Recorder::dispatch`].
+/// [`Error::Empty`] for a block of no tokens; as [`Recorder::dispatch`].
 pub fn record(
     rec: &mut Recorder<'_>,
     keys: &DeviceTensor<'_>,
     anchors: &Anchors<'_>,
 ) -> Result<wgpu::Buffer> {
     let (rows, tokens) = (keys.rows(), keys.tokens());
+    if anchors.block == 0 {
+        return Err(Error::Empty { argument: "block" });
+    }
     let scales = rec.context().create("scales", 3 * (rows * tokens) as u64 * 4)?;
     let tiles = tokens.div_ceil(16);
     let by_tiles = Magic::of(tiles);
-    let by_block = Magic::of(anchors.block);
+    let by_block = Magic::of(anchors.block.min(tokens));
     let pieces = tokens.div_ceil(crate::nestedkv::plan::PIECE_TOKENS);
     let params = AnomalyParams {
         rows: rows as u32,
@@ -66,7 +69,7 @@ pub fn record(
         tiles_multiplier: by_tiles.multiplier,
         tiles_shift1: by_tiles.shift1,
         tiles_shift2: by_tiles.shift2,
-        block: anchors.block as u32,
+        block: anchors.block.min(tokens) as u32,
         blocks: tokens.div_ceil(anchors.block) as u32,
         block_multiplier: by_block.multiplier,
         block_shift1: by_block.shift1,

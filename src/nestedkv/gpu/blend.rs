@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::nestedkv::config::ScoreConfig;
 use crate::nestedkv::params::BlendParams;
+use crate::primitives::gpu::size;
 
 /// One token a lane.
 pub(crate) static KERNEL: Kernel = Kernel {
@@ -25,7 +26,7 @@ pub(crate) static KERNEL: Kernel = Kernel {
 /// `[3, rows, tokens]` in place by the spreads of [`super::spread`].
 ///
 /// # Errors
-/// As [`Recorder::dispatch`].
+/// [`crate::Error::OutOfRange`] for sizes beyond 32 bits; as [`Recorder::dispatch`].
 pub fn record(
     rec: &mut Recorder<'_>,
     scales: Slice<'_>,
@@ -34,13 +35,13 @@ pub fn record(
     tokens: usize,
     cfg: &ScoreConfig,
 ) -> Result<[wgpu::Buffer; 2]> {
-    let count = (rows * tokens) as u64;
+    let count = u64::from(size("scores", rows.saturating_mul(tokens))?);
     let blends = rec.context().create("blend", count * 4)?;
     let deviations = rec.context().create("deviations", count * 4)?;
     let by_tokens = Magic::of(tokens);
     let params = BlendParams {
-        rows: rows as u32,
-        tokens: tokens as u32,
+        rows: size("rows", rows)?,
+        tokens: size("tokens", tokens)?,
         tokens_multiplier: by_tokens.multiplier,
         tokens_shift1: by_tokens.shift1,
         tokens_shift2: by_tokens.shift2,

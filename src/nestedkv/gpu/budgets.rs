@@ -7,6 +7,7 @@ use crate::nestedkv::params::BudgetsParams;
 use crate::nestedkv::plan::head_floors;
 use crate::primitives::cpu::scan;
 use crate::primitives::gpu::{check_words, lanes, select, size};
+use crate::shape::next_multiple;
 
 /// One sequence a workgroup.
 pub(crate) static KERNEL: Kernel = Kernel {
@@ -49,12 +50,15 @@ pub struct Competition<'a> {
 /// which must not be more than its tokens.
 ///
 /// # Errors
-/// [`Error::Length`] for a slice shorter than its shape; [`Error::Mismatch`] for rows that are no
+/// [`Error::Empty`] for no rows; [`Error::Length`] for a slice shorter than its shape; [`Error::Mismatch`] for rows that are no
 /// whole sequences, or sequences that are sure of more than they keep; as [`Recorder::dispatch`].
 pub fn record(rec: &mut Recorder<'_>, of: &Competition<'_>) -> Result<wgpu::Buffer> {
     let rows = of.floors.len();
+    if rows == 0 {
+        return Err(Error::Empty { argument: "floors" });
+    }
     if of.heads == 0 || !rows.is_multiple_of(of.heads) {
-        let expected = rows.next_multiple_of(of.heads.max(1));
+        let expected = next_multiple(rows, of.heads.max(1));
         let reference = "whole sequences of heads";
         return Err(Error::Mismatch { argument: "rows", got: rows, expected, reference });
     }

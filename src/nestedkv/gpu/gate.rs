@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::nestedkv::config::ScoreConfig;
 use crate::nestedkv::params::GateParams;
+use crate::primitives::gpu::size;
 
 /// One token a lane.
 pub(crate) static KERNEL: Kernel = Kernel {
@@ -41,7 +42,7 @@ pub struct Parts<'a> {
 /// Records the scores `[rows, tokens]` f32.
 ///
 /// # Errors
-/// As [`Recorder::dispatch`].
+/// [`crate::Error::OutOfRange`] for sizes beyond 32 bits; as [`Recorder::dispatch`].
 pub fn record(
     rec: &mut Recorder<'_>,
     parts: &Parts<'_>,
@@ -49,12 +50,12 @@ pub fn record(
     tokens: usize,
     cfg: &ScoreConfig,
 ) -> Result<wgpu::Buffer> {
-    let count = (rows * tokens) as u64;
+    let count = u64::from(size("scores", rows.saturating_mul(tokens))?);
     let scores = rec.context().create("scores", count * 4)?;
     let by_tokens = Magic::of(tokens);
     let params = GateParams {
-        rows: rows as u32,
-        tokens: tokens as u32,
+        rows: size("rows", rows)?,
+        tokens: size("tokens", tokens)?,
         tokens_multiplier: by_tokens.multiplier,
         tokens_shift1: by_tokens.shift1,
         tokens_shift2: by_tokens.shift2,

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::nestedkv::params::MeanParams;
+use crate::primitives::gpu::size;
 
 /// One channel of one row a lane.
 pub(crate) static KERNEL: Kernel = Kernel {
@@ -19,7 +20,7 @@ pub(crate) static KERNEL: Kernel = Kernel {
 /// rows of `tokens` tokens.
 ///
 /// # Errors
-/// As [`Recorder::dispatch`].
+/// [`crate::Error::OutOfRange`] for sizes beyond 32 bits; as [`Recorder::dispatch`].
 pub fn record(
     rec: &mut Recorder<'_>,
     sums: Slice<'_>,
@@ -28,16 +29,16 @@ pub fn record(
     dim: usize,
     tokens: usize,
 ) -> Result<wgpu::Buffer> {
-    let count = rows * dim;
-    let means = rec.context().create("row means", count as u64 * 4)?;
+    let count = size("row means", rows.saturating_mul(dim))?;
+    let means = rec.context().create("row means", u64::from(count) * 4)?;
     let by_dim = Magic::of(dim);
     let params = MeanParams {
-        count: count as u32,
-        dim: dim as u32,
+        count,
+        dim: size("dim", dim)?,
         dim_multiplier: by_dim.multiplier,
         dim_shift1: by_dim.shift1,
         dim_shift2: by_dim.shift2,
-        blocks: blocks as u32,
+        blocks: size("blocks", blocks)?,
         tokens: tokens as f32,
     };
     let slices = [sums, Slice::all(&means)];
@@ -46,7 +47,7 @@ pub fn record(
         &Variant::default(),
         &params,
         &slices,
-        Groups(count.div_ceil(64) as u64),
+        Groups(u64::from(count).div_ceil(64)),
     )?;
     Ok(means)
 }

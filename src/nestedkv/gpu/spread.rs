@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice};
 use crate::nestedkv::params::SpreadParams;
 use crate::nestedkv::plan::{FLAT_SPAN, group_size};
-use crate::primitives::gpu::lanes;
+use crate::primitives::gpu::{lanes, size};
 
 /// One scale of one row a workgroup.
 pub(crate) static KERNEL: Kernel = Kernel {
@@ -22,17 +22,18 @@ pub(crate) static KERNEL: Kernel = Kernel {
 /// one scale of one row.
 ///
 /// # Errors
-/// As [`Recorder::dispatch`].
+/// [`crate::Error::OutOfRange`] for sizes beyond 32 bits; as [`Recorder::dispatch`].
 pub fn record(
     rec: &mut Recorder<'_>,
     scales: Slice<'_>,
     lines: usize,
     tokens: usize,
 ) -> Result<wgpu::Buffer> {
-    let spreads = rec.context().create("spreads", lines as u64 * 16)?;
+    let count = size("lines", lines)?;
+    let spreads = rec.context().create("spreads", u64::from(count) * 16)?;
     let params = SpreadParams {
-        lines: lines as u32,
-        tokens: tokens as u32,
+        lines: count,
+        tokens: size("tokens", tokens)?,
         group: group_size(tokens) as u32,
         flat: FLAT_SPAN,
     };

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice};
 use crate::nestedkv::params::SurpriseParams;
 use crate::nestedkv::plan::FLAT_SPAN;
-use crate::primitives::gpu::lanes;
+use crate::primitives::gpu::{lanes, size};
 
 /// One row a workgroup.
 pub(crate) static KERNEL: Kernel = Kernel {
@@ -21,15 +21,16 @@ pub(crate) static KERNEL: Kernel = Kernel {
 /// `[rows, tokens]`.
 ///
 /// # Errors
-/// As [`Recorder::dispatch`].
+/// [`crate::Error::OutOfRange`] for sizes beyond 32 bits; as [`Recorder::dispatch`].
 pub fn record(
     rec: &mut Recorder<'_>,
     deviations: Slice<'_>,
     rows: usize,
     tokens: usize,
 ) -> Result<wgpu::Buffer> {
-    let surprises = rec.context().create("surprises", rows as u64 * 16)?;
-    let params = SurpriseParams { rows: rows as u32, tokens: tokens as u32, flat: FLAT_SPAN };
+    let count = size("rows", rows)?;
+    let surprises = rec.context().create("surprises", u64::from(count) * 16)?;
+    let params = SurpriseParams { rows: count, tokens: size("tokens", tokens)?, flat: FLAT_SPAN };
     let slices = [deviations, Slice::all(&surprises)];
     rec.dispatch(&KERNEL, &lanes(tokens), &params, &slices, Groups(rows as u64))?;
     Ok(surprises)

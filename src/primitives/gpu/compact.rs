@@ -48,8 +48,8 @@ pub fn record(
     total: u64,
 ) -> Result<Compacted> {
     check_words("scores", scores.size, rows.saturating_mul(tokens))?;
-    check_words("thresholds", thresholds.size, 4 * rows)?;
-    check_words("offsets", offsets.size, rows + 1)?;
+    check_words("thresholds", thresholds.size, rows.saturating_mul(4))?;
+    check_words("offsets", offsets.size, rows.saturating_add(1))?;
     let params = CompactParams {
         rows: size("rows", rows)?,
         tokens: size("tokens", tokens)?,

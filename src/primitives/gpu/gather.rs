@@ -71,7 +71,7 @@ pub fn record(
     };
     let rows = rec.context().create("copied rows", words * 4)?;
     let beyond = rec.context().create("beyond", 4)?;
-    rec.clear(Slice::all(&beyond));
+    rec.clear(Slice::all(&beyond))?;
     rec.dispatch(
         &KERNEL,
         &Variant::default(),

@@ -40,7 +40,7 @@ pub fn record(
     sinks: u32,
     counts: Slice<'_>,
 ) -> Result<wgpu::Buffer> {
-    check_words("starts", starts.size, rows + 1)?;
+    check_words("starts", starts.size, rows.saturating_add(1))?;
     check_words("counts", counts.size, rows)?;
     let params =
         SelectParams { rows: size("rows", rows)?, longest: size("longest", longest)?, sinks };

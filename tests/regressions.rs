@@ -1,0 +1,201 @@
+//! Faults that were once there, a test by name for each: arguments from outside that a call must
+//! answer with an error, whatever they are.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use support::run;
+use wgkv::attention::{self, AttendConfig, CacheView, Queries};
+use wgkv::cache::Counters;
+use wgkv::cache::plan::{Frontier, Move};
+use wgkv::gpu::{DeviceTensor, Slice};
+use wgkv::half::f16;
+use wgkv::layout::{Bits, PageLayout};
+use wgkv::nestedkv::plan::{KeepPlan, head_floors};
+use wgkv::nestedkv::{self, Budget, EvictConfig, ScoreConfig};
+use wgkv::nsnquant::{Codebook, Codec};
+use wgkv::shape::{Dtype, Elements, check_offsets};
+use wgkv::{Error, primitives, wgpu};
+
+const MAX: usize = usize::MAX;
+
+fn buffer(bytes: usize) -> wgpu::Buffer {
+    support::context().upload("words", &vec![0; bytes]).unwrap()
+}
+
+fn adaptive(heads: usize) -> EvictConfig {
+    EvictConfig::new(Budget::Adaptive { per_head: u32::MAX, heads })
+}
+
+#[test]
+fn row_counts_at_the_end_of_usize_are_refused() {
+    assert!(matches!(check_offsets("offsets", &[0], MAX, 0), Err(Error::Length { .. })));
+    assert!(check_offsets("offsets", &[], MAX, 0).is_err());
+
+    let keys = [f16::ZERO; 8];
+    let view = CacheView {
+        kv_rows: MAX,
+        head_dim_k: 8,
+        head_dim_v: 8,
+        raw_offsets: &[0, 1],
+        raw_keys: Elements::F16(&keys),
+        raw_values: Elements::F16(&keys),
+        raw_positions: &[0],
+        packed: None,
+    };
+    let data = Elements::F16(&keys);
+    let queries = Queries { data, batch: 1, heads: 1, tokens: 1, head_dim: 8 };
+    assert!(attention::cpu::attend(&view, &queries, &AttendConfig::default()).is_err());
+
+    assert!(adaptive(2).validate(MAX).is_err());
+    assert!(nestedkv::cpu::keep(&[], MAX, 1, &adaptive(2)).is_err());
+    assert!(nestedkv::cpu::keep(&[], MAX, MAX, &adaptive(MAX)).is_err());
+}
+
+#[test]
+fn budgets_beyond_64_bits_saturate() {
+    assert!(KeepPlan::new(&adaptive(MAX), MAX).total(MAX).is_err());
+    let _ = KeepPlan::new(&adaptive(0), 5).total(1);
+    assert_eq!(head_floors(&[MAX, MAX], MAX, u64::MAX, 0.0), [0, 0]);
+}
+
+#[test]
+fn a_state_of_more_rows_than_memory_is_refused() {
+    for rows in [MAX, 1 << 40] {
+        let cfg = EvictConfig::new(Budget::Uniform(8));
+        let state = nestedkv::cpu::NestedKvState::new(rows, 8, 8, cfg);
+        assert!(matches!(state, Err(Error::OutOfRange { argument: "rows", .. })), "{rows}");
+    }
+}
+
+#[test]
+fn byte_counts_beyond_64_bits_saturate() {
+    assert_eq!(nestedkv::cpu::full_fp16_bytes(u64::MAX, MAX), u64::MAX);
+    let layout = PageLayout::new("layout", 512, Bits::Two, 2).unwrap();
+    let mut frontier = Frontier::new(2, 0, 0).unwrap();
+    frontier.append(u32::MAX as usize).unwrap();
+    let counters = Counters::new(&frontier, MAX, &layout, &layout, MAX, 0);
+    assert_eq!(counters.fp16_key_bytes, u64::MAX);
+}
+
+#[test]
+fn a_page_count_at_the_end_of_usize_is_refused() {
+    let layout = PageLayout::new("layout", 8, Bits::Two, 2).unwrap();
+    let codec = Codec::new(layout, Codebook::builtin()).unwrap();
+    assert!(!MAX.is_multiple_of(layout.words()));
+    assert!(codec.page_count("pages", MAX).is_err());
+}
+
+#[test]
+fn a_copy_of_odd_or_endless_rows_is_refused() {
+    let plan = Move {
+        rows: 1,
+        head_dim: 1,
+        tokens: 1,
+        from_tokens: 1,
+        from_first: 0,
+        from_dtype: Dtype::F16,
+        to_tokens: 1,
+        to_first: 0,
+        to_dtype: Dtype::F16,
+    };
+    let copy = |plan: &Move, source: &[f16]| {
+        wgkv::cache::cpu::rows::copy(plan, Elements::F16(source), &mut [])
+    };
+    assert!(copy(&plan, &[f16::ZERO]).is_err());
+    let none = Move { tokens: 0, from_tokens: 0, to_tokens: 0, ..plan };
+    assert!(copy(&Move { rows: MAX, head_dim: 8, ..none }, &[]).is_err());
+    assert!(copy(&Move { head_dim: MAX - 1, ..none }, &[]).is_err());
+    assert!(copy(&Move { head_dim: 8, ..none }, &[]).is_ok());
+}
+
+#[test]
+fn infinite_channels_of_normalised_keys_read_as_zero() {
+    let mut keys = [0.25f32; 16];
+    keys[3] = 0.0;
+    let want = nestedkv::cpu::per_scale_anomaly_scores(&keys, 8, 2, 2).unwrap();
+    for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+        keys[3] = value;
+        assert_eq!(nestedkv::cpu::per_scale_anomaly_scores(&keys, 8, 2, 2).unwrap(), want);
+    }
+}
+
+#[test]
+fn read_backs_clears_and_copies_outside_their_buffers_are_refused() {
+    let (words, other) = (buffer(64), buffer(64));
+    let lies = [(0, 68), (64, 4), (0, u64::MAX), (u64::MAX - 3, 8), (2, 4), (0, 3), (1, 0)];
+    for (offset, size) in lies {
+        let slice = Slice { buffer: &words, offset, size };
+        let refused = |got: wgkv::Result<()>| {
+            assert!(matches!(got, Err(Error::Offsets { .. })), "{offset} {size}: {got:?}");
+        };
+        refused(run(|rec| rec.read_back(slice).map(|_| ())));
+        refused(run(|rec| rec.clear(slice)));
+        refused(run(|rec| rec.copy(&words, offset, &other, 0, size)));
+        refused(run(|rec| rec.copy(&other, 0, &words, offset, size)));
+    }
+    // Each alone would be too large; their sum would not fit 64 bits either.
+    let sum = run(|rec| {
+        let slice = Slice { buffer: &words, offset: 0, size: u64::MAX - 7 };
+        let _ = (rec.read_back(slice)?, rec.read_back(slice)?);
+        Ok(())
+    });
+    assert!(sum.is_err());
+    assert!(run(|rec| rec.copy(&words, 0, &words, 32, 4)).is_err());
+    let read_only = support::context().device().create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 64,
+        usage: wgpu::BufferUsages::STORAGE,
+        mapped_at_creation: false,
+    });
+    assert!(run(|rec| rec.clear(Slice::all(&read_only))).is_err());
+    assert!(run(|rec| rec.copy(&words, 0, &read_only, 0, 4)).is_err());
+    assert!(run(|rec| rec.copy(&read_only, 0, &words, 0, 4)).is_err());
+    assert!(support::context().create("huge", u64::MAX).is_err());
+}
+
+#[test]
+fn stages_of_sizes_beyond_32_bits_are_refused() {
+    use nestedkv::gpu::{blend, budgets, gate, mean, spread, surprise};
+    use primitives::gpu::{compact, select};
+    let words = buffer(64);
+    let s = Slice::all(&words);
+    let cfg = ScoreConfig::default();
+    assert!(run(|rec| select::record(rec, s, s, MAX, 1, 0, s)).is_err());
+    assert!(run(|rec| compact::record(rec, s, MAX, 0, 0, s, s, 1)).is_err());
+    let floors = &[];
+    let competition = budgets::Competition {
+        scores: s,
+        starts: s,
+        longest: MAX,
+        floors,
+        heads: 3,
+        per_sequence: 1,
+        sinks: 0,
+    };
+    assert!(run(|rec| budgets::record(rec, &competition)).is_err());
+    for rows in [1 << 32, MAX] {
+        assert!(run(|rec| mean::record(rec, s, rows, 1, 8, 1)).is_err());
+        assert!(run(|rec| spread::record(rec, s, rows, 1)).is_err());
+        assert!(run(|rec| surprise::record(rec, s, rows, 1)).is_err());
+        assert!(run(|rec| blend::record(rec, s, s, rows, MAX, &cfg)).is_err());
+        let parts = gate::Parts { factors: s, scales: s, blends: s, deviations: s, surprises: s };
+        assert!(run(|rec| gate::record(rec, &parts, rows, MAX, &cfg)).is_err());
+    }
+}
+
+#[test]
+fn a_block_of_no_tokens_is_refused() {
+    let words = buffer(64);
+    let s = Slice::all(&words);
+    let keys = DeviceTensor::new("keys", s, Dtype::F16, 1, 1, 8).unwrap();
+    let anchors = nestedkv::gpu::anomaly::Anchors {
+        factors: s,
+        means: s,
+        blocks: s,
+        block: 0,
+        pieces: None,
+        window: 1,
+    };
+    assert!(run(|rec| nestedkv::gpu::anomaly::record(rec, &keys, &anchors)).is_err());
+}
