@@ -244,3 +244,16 @@ pub fn check_offsets(
     }
     Ok(())
 }
+
+/// Checks that a product of sizes fits 32 bits, by which shaders count.
+///
+/// # Errors
+/// [`Error::OutOfRange`].
+pub fn check_count(argument: &'static str, factors: &[usize]) -> Result<usize> {
+    let product = factors.iter().try_fold(1u64, |product, &f| product.checked_mul(f as u64));
+    let max = u64::from(u32::MAX);
+    match product {
+        Some(count) if count <= max => Ok(count as usize),
+        _ => Err(Error::OutOfRange { argument, got: product.unwrap_or(u64::MAX), min: 0, max }),
+    }
+}

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::counters::Counters;
-use super::plan::{Frontier, check_count};
+use super::plan::Frontier;
 use crate::error::{Error, Result};
 use crate::layout::{Bits, PageLayout};
 use crate::nsnquant::{Codebook, Codec};
-use crate::shape::Dtype;
+use crate::shape::{Dtype, check_count};
 
 /// Shape and rates of the cache of one layer.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use core::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::layout::{MAX_CHUNK, MIN_CHUNK};
-use crate::shape::Dtype;
+use crate::shape::{Dtype, check_count};
 
 /// Most tokens of `sinks` or of `recent`.
 pub const MAX_RAW: usize = 1 << 24;
@@ -216,19 +216,6 @@ impl Move {
     /// Words of a token row of the result.
     pub fn to_words(&self) -> usize {
         self.head_dim * self.to_dtype.bytes() / 4
-    }
-}
-
-/// Checks that a product of sizes fits 32 bits, by which shaders count.
-///
-/// # Errors
-/// [`Error::OutOfRange`].
-pub fn check_count(argument: &'static str, factors: &[usize]) -> Result<usize> {
-    let product = factors.iter().try_fold(1u64, |product, &f| product.checked_mul(f as u64));
-    let max = u64::from(u32::MAX);
-    match product {
-        Some(count) if count <= max => Ok(count as usize),
-        _ => Err(Error::OutOfRange { argument, got: product.unwrap_or(u64::MAX), min: 0, max }),
     }
 }
 

@@ -9,7 +9,7 @@ pub fn required_features() -> wgpu::Features {
 
 /// Features of `available` that this library makes use of when the device is made with them.
 pub fn optional_features(available: wgpu::Features) -> wgpu::Features {
-    available & wgpu::Features::TIMESTAMP_QUERY
+    available & (wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::PIPELINE_CACHE)
 }
 
 /// Largest storage binding used, whatever the device allows: Metal and Direct3D 12 are told sizes in

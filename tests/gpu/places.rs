@@ -189,6 +189,21 @@ fn files_are_short_and_finished() {
     }
 }
 
+/// The list of faults in `tests/README.md` names tests that are there.
+#[test]
+fn listed_faults_have_their_tests() {
+    let text = read("tests/README.md");
+    let named = text.split('`').skip(1).step_by(2).filter_map(|name| name.split_once(".rs "));
+    let mut count = 0;
+    for (file, test) in named {
+        let path = format!("tests/{file}.rs");
+        let mark = format!("fn {test}(");
+        assert!(read(&path).contains(&mark), "{path} has no test {test}");
+        count += 1;
+    }
+    assert!(count >= 40, "{count}");
+}
+
 #[test]
 fn shaders_avoid_what_browsers_refuse() {
     for path in files("wgsl", "wgsl") {

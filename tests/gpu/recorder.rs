@@ -165,6 +165,39 @@ fn overrides_make_pipelines_of_their_own() {
 }
 
 #[test]
+fn pipelines_are_made_through_a_cache_that_the_caller_keeps() {
+    let (device, queue) = support::device(&wgpu::Limits::default());
+    if !device.features().contains(wgpu::Features::PIPELINE_CACHE) {
+        // Metal and Direct3D 12 keep caches of their own.
+        return;
+    }
+    let make = |data: Option<&[u8]>| {
+        let descriptor =
+            wgpu::PipelineCacheDescriptor { label: Some("test"), data, fallback: true };
+        // SAFETY: the data, if any, is what a cache of the same adapter and driver returned.
+        unsafe { device.create_pipeline_cache(&descriptor) }
+    };
+    let run = |cache: &wgpu::PipelineCache| {
+        let descriptor = ContextDescriptor { pipeline_cache: Some(cache) };
+        let context = Context::new(&device, &queue, &descriptor).unwrap();
+        let buffer = zeros(&context, 2);
+        let readback = support::run_on(&context, |recorder| {
+            let slices = [(&buffer).into()];
+            recorder.dispatch(&PLACE, &Variant::default(), &put(1, 7), &slices, Groups(1))?;
+            recorder.read_back(Slice::all(&buffer))
+        })
+        .unwrap();
+        assert_eq!(words(&support::wait(readback)), [0, 7]);
+    };
+    let first = make(None);
+    run(&first);
+    let kept = first.get_data().expect("a cache with pipelines in it");
+    // How much a driver puts into it is its own affair: Mesa's software one writes a header alone.
+    assert!(!kept.is_empty());
+    run(&make(Some(&kept)));
+}
+
+#[test]
 fn parts_clears_and_copies() {
     let context = support::context();
     let align = u64::from(context.device().limits().min_storage_buffer_offset_alignment);

@@ -1,9 +1,10 @@
 //! Copies token rows between dense tensors in device memory and changes their element type
 //! (`wgsl/cache/rows.wgsl`).
 
-use crate::cache::plan::{Move, check_count};
+use crate::cache::plan::Move;
 use crate::error::{Error, Result};
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant, params};
+use crate::shape::check_count;
 
 params! {
     /// Parameters of the copy.

@@ -4,13 +4,12 @@ use half::{bf16, f16};
 
 use super::evict::{Kept, keep};
 use super::score::score_rows;
-use crate::cache::plan::check_count;
 use crate::error::{Error, Result};
 use crate::nestedkv::config::{Budget, EvictConfig};
 use crate::nestedkv::plan::check_pair;
 use crate::primitives::cpu::gather::gather;
 use crate::primitives::parallel;
-use crate::shape::{Dtype, Elements, Tensor, check_head_dim};
+use crate::shape::{Dtype, Elements, Tensor, check_count, check_head_dim};
 
 /// Most rows of a [`NestedKvState`]: each takes some memory even while it holds no token.
 pub const MAX_ROWS: usize = 1 << 24;
