@@ -31,8 +31,11 @@ const MIN_SCALE: f32 = 1e-8;
 // Largest magnitude of a decoded value: of f32, and of f16.
 const LIMIT: f32 = 3.4e38;
 const HALF_LIMIT: f32 = 65504.0;
-// 2^-30: WGSL's division is accurate for divisors up to 2^126 only, and a scale may be larger.
-const SHRINK: f32 = 9.313226e-10;
+// Scales above this are multiplied after they and the limit were shrunk by 2^64, so that no product
+// overflows before it is clamped. Not by a quotient: a GPU may flush the reciprocal of such a scale.
+const HUGE: f32 = 1.2676506e30;
+const SHRINK: f32 = 5.421010862427522e-20;
+const GROW: f32 = 1.8446744073709552e19;
 
 var<workgroup> wg_square: array<f32, 2 * HADAMARD_LANES>;
 var<workgroup> wg_gain: array<f32, BATCH>;
@@ -82,9 +85,11 @@ fn restore(at: u32) -> f32 {
     let token = batch_token(at >> 3u);
     let channel = at - token * HEAD_DIM;
     let s1 = wg_s1[token];
-    let limit = LIMIT * SHRINK / (max(s1, 1.0) * SHRINK);
     let inner = wg_s2[token] * (hadamard_data[at] * wg_gain[token]) + wg_mean[channel];
-    return s1 * clamp(inner, -limit, limit);
+    if s1 > HUGE {
+        return clamp((s1 * SHRINK) * inner, -LIMIT * SHRINK, LIMIT * SHRINK) * GROW;
+    }
+    return s1 * inner;
 }
 
 // Sixteen bits of a value for dtype 1 (f16, saturating) or 2 (bf16).
