@@ -189,3 +189,27 @@ params! {
         longest: u32,
     }
 }
+
+params! {
+    /// Parameters of `nestedkv/append`.
+    pub struct AppendParams {
+        /// Rows.
+        rows: u32,
+        /// Words of an item.
+        width: u32,
+        /// New items of each row.
+        tokens: u32,
+        /// Items held by all rows together.
+        held: u32,
+        /// Words of the joined rows.
+        words: u32,
+        /// Steps of the search for a row: bits of `rows`.
+        steps: u32,
+        /// Division by `width`.
+        width_multiplier: u32,
+        /// Division by `width`.
+        width_shift1: u32,
+        /// Division by `width`.
+        width_shift2: u32,
+    }
+}

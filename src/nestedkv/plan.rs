@@ -2,6 +2,7 @@
 
 use super::config::{Budget, EvictConfig};
 use crate::error::{Error, Result};
+use crate::shape::check_head_dim;
 
 /// Raw spans up to this count as none, and the scale's scores as all zero: rounding in f32 can make
 /// such a span out of keys that are equal in truth, and stretching it to `[0, 1]` would select at
@@ -35,6 +36,43 @@ pub fn block_size_for(n: usize) -> usize {
 /// Tokens in the top and the bottom group of a gap: a tenth, halves rounded to even, at least 1.
 pub fn group_size(n: usize) -> usize {
     ((n as f64 * 0.1).round_ties_even() as usize).max(1)
+}
+
+/// Most rows of a state: on the host each takes some memory even while it holds no token.
+pub const MAX_ROWS: usize = 1 << 24;
+
+/// Checks what a cache of `rows` heads is made from, on either path.
+///
+/// # Errors
+/// As [`EvictConfig::validate`]; [`Error::Empty`] for no rows; [`Error::HeadDim`];
+/// [`Error::OutOfRange`] for more than [`MAX_ROWS`] rows and for a budget that leaves no room beside
+/// the sinks.
+pub fn check_state(
+    rows: usize,
+    key_dim: usize,
+    value_dim: usize,
+    config: &EvictConfig,
+) -> Result<()> {
+    config.validate(rows)?;
+    if rows == 0 {
+        return Err(Error::Empty { argument: "rows" });
+    }
+    if rows > MAX_ROWS {
+        let (got, max) = (rows as u64, MAX_ROWS as u64);
+        return Err(Error::OutOfRange { argument: "rows", got, min: 1, max });
+    }
+    check_head_dim("keys", key_dim)?;
+    check_head_dim("values", value_dim)?;
+    let (Budget::Uniform(budget) | Budget::Adaptive { per_head: budget, .. }) = config.budget;
+    if budget <= config.sinks {
+        return Err(Error::OutOfRange {
+            argument: "budget",
+            got: u64::from(budget),
+            min: u64::from(config.sinks) + 1,
+            max: u64::from(u32::MAX),
+        });
+    }
+    Ok(())
 }
 
 /// What a budget means for rows of `tokens` tokens each.

@@ -5,6 +5,7 @@ mod support;
 
 mod anchor;
 mod anomaly;
+mod append;
 mod blend;
 mod budgets;
 mod cases;
@@ -16,5 +17,6 @@ mod norm;
 mod score;
 mod spread;
 mod state;
+mod state_gpu;
 mod surprise;
 mod trials;

@@ -2,6 +2,7 @@
 
 pub mod anchor;
 pub mod anomaly;
+pub mod append;
 pub mod blend;
 pub mod budgets;
 pub mod evict;
@@ -13,6 +14,7 @@ pub mod spread;
 pub mod state;
 pub mod surprise;
 
+pub use append::append;
 pub use budgets::allocate_head_budgets;
 pub use evict::{Evicted, Kept, compress_prefill, compress_prefill_per_head, gather, keep};
 pub use score::{
@@ -20,4 +22,4 @@ pub use score::{
     per_scale_anomaly_scores_batched, score, score_batched, surprise_gated_score,
     surprise_gated_score_batched,
 };
-pub use state::{KvRows, MAX_ROWS, NestedKvState, full_fp16_bytes};
+pub use state::{KvRows, NestedKvState, full_fp16_bytes};

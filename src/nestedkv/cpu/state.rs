@@ -5,14 +5,11 @@ use half::{bf16, f16};
 use super::evict::{Kept, keep};
 use super::score::score_rows;
 use crate::error::{Error, Result};
-use crate::nestedkv::config::{Budget, EvictConfig};
-use crate::nestedkv::plan::check_pair;
+use crate::nestedkv::config::EvictConfig;
+use crate::nestedkv::plan::{check_pair, check_state};
 use crate::primitives::cpu::gather::gather;
 use crate::primitives::parallel;
-use crate::shape::{Dtype, Elements, Tensor, check_count, check_head_dim};
-
-/// Most rows of a [`NestedKvState`]: each takes some memory even while it holds no token.
-pub const MAX_ROWS: usize = 1 << 24;
+use crate::shape::{Dtype, Elements, Tensor, check_count};
 
 /// Elements of one row, in the type they came in.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,28 +91,10 @@ impl NestedKvState {
     ///
     /// # Errors
     /// As [`EvictConfig::validate`]; [`Error::Empty`] for no rows; [`Error::HeadDim`];
-    /// [`Error::OutOfRange`] for more than [`MAX_ROWS`] rows and for a budget that leaves no room
+    /// [`Error::OutOfRange`] for more than [`MAX_ROWS`](crate::nestedkv::plan::MAX_ROWS) rows and for a budget that leaves no room
     /// beside the sinks.
     pub fn new(rows: usize, key_dim: usize, value_dim: usize, config: EvictConfig) -> Result<Self> {
-        config.validate(rows)?;
-        if rows == 0 {
-            return Err(Error::Empty { argument: "rows" });
-        }
-        if rows > MAX_ROWS {
-            let (got, max) = (rows as u64, MAX_ROWS as u64);
-            return Err(Error::OutOfRange { argument: "rows", got, min: 1, max });
-        }
-        check_head_dim("keys", key_dim)?;
-        check_head_dim("values", value_dim)?;
-        let (Budget::Uniform(budget) | Budget::Adaptive { per_head: budget, .. }) = config.budget;
-        if budget <= config.sinks {
-            return Err(Error::OutOfRange {
-                argument: "budget",
-                got: u64::from(budget),
-                min: u64::from(config.sinks) + 1,
-                max: u64::from(u32::MAX),
-            });
-        }
+        check_state(rows, key_dim, value_dim, &config)?;
         let row = Row {
             keys: Owned::new(Dtype::F16),
             values: Owned::new(Dtype::F16),

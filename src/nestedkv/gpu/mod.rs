@@ -3,6 +3,7 @@
 
 pub mod anchor;
 pub mod anomaly;
+pub mod append;
 pub mod blend;
 pub mod budgets;
 mod evict;
@@ -11,12 +12,14 @@ pub mod mean;
 pub mod norm;
 mod score;
 pub mod spread;
+mod state;
 pub mod surprise;
 
 pub use crate::primitives::gpu::gather::{Gathered, first_beyond};
 pub use budgets::allocate_head_budgets;
 pub use evict::{DeviceEvicted, DeviceKept, compress_prefill, gather, keep};
 pub use score::{DeviceScores, score};
+pub use state::{DeviceAppended, DeviceKv, NestedKvState};
 
 use crate::gpu::{Kernel, Variant};
 use crate::primitives::gpu::lane_variants;
@@ -30,6 +33,7 @@ pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
         &anomaly::KERNEL,
         &blend::KERNEL,
         &gate::KERNEL,
+        &append::KERNEL,
     ];
     let by_row = [&spread::KERNEL, &surprise::KERNEL, &budgets::KERNEL];
     let plain = plain.into_iter().map(|kernel| (kernel, vec![Variant::default()]));
