@@ -33,7 +33,7 @@ struct Pair {
 
 impl Pair {
     fn new(config: EvictConfig, dtype: Dtype) -> Self {
-        let host = Host::new(ROWS, KEY_DIM, VALUE_DIM, config.clone()).unwrap();
+        let host = Host::new(ROWS, KEY_DIM, VALUE_DIM, config).unwrap();
         let device = Device::new(context(), ROWS, KEY_DIM, VALUE_DIM, config).unwrap();
         Self { host, device, next: 0, dtype }
     }
@@ -98,7 +98,7 @@ fn prompt_eviction_and_decoding_equal_those_of_the_host() {
     let budgets = [Budget::Uniform(40), Budget::Adaptive { per_head: 40, heads: 2 }];
     for budget in budgets {
         for dtype in [Dtype::F16, Dtype::F32, Dtype::Bf16] {
-            let mut pair = Pair::new(EvictConfig::new(budget.clone()), dtype);
+            let mut pair = Pair::new(EvictConfig::new(budget), dtype);
             for count in [1, 100, 37, 62] {
                 pair.feed(count, false);
                 pair.check();
