@@ -31,7 +31,7 @@ pub struct Cli {
 /// Options of every verb.
 #[derive(Args, Debug)]
 pub struct Common {
-    /// Where to compute; auto takes a GPU if there is one
+    /// Where to compute; auto takes the best adapter (a software one too), else the CPU
     #[arg(long, global = true, value_enum, default_value = "auto")]
     pub backend: Backend,
     /// Take the adapter whose name contains this

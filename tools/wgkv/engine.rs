@@ -141,8 +141,14 @@ pub fn adapters(backend: Backend) -> Vec<wgpu::Adapter> {
         Backend::Gl => list(wgpu::Backends::GL),
         Backend::Auto => {
             let found = list(native);
-            // OpenGL reaches the same hardware with lower limits.
-            if found.is_empty() { list(wgpu::Backends::GL) } else { found }
+            if !found.is_empty() {
+                return found;
+            }
+            // OpenGL reaches the same hardware with lower limits. In software it takes minutes to
+            // compile a shader, and the CPU path is the better answer.
+            let mut others = list(wgpu::Backends::GL);
+            others.retain(|adapter| adapter.get_info().device_type != wgpu::DeviceType::Cpu);
+            others
         }
     }
 }
