@@ -1,15 +1,27 @@
 //! The cache: frontier, rows, layer caches on both paths, the account of a pool.
 
+#[allow(dead_code, reason = "the tests of the encoder use the rest")]
+#[path = "../nsnquant/common.rs"]
+mod common;
+#[path = "../nsnquant/compare.rs"]
+mod compare;
+mod copy;
+mod fetch;
 mod golden;
+mod keep;
 mod layer;
+mod pack;
+mod pages;
 mod plan;
 mod pool;
 mod pool_model;
 mod pool_scale;
 mod pool_snapshot;
 mod pool_trials;
+mod restore;
 mod rows;
 #[path = "../support/mod.rs"]
 mod support;
 mod trials;
 mod types;
+mod write;
