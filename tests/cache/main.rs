@@ -11,6 +11,7 @@ mod golden;
 mod keep;
 mod layer;
 mod pack;
+mod paged;
 mod pages;
 mod plan;
 mod pool;
@@ -23,5 +24,6 @@ mod rows;
 #[path = "../support/mod.rs"]
 mod support;
 mod trials;
+mod twin;
 mod types;
 mod write;
