@@ -25,7 +25,7 @@ impl Numbers {
     }
 
     pub fn below(&mut self, end: u32) -> u32 {
-        (u64::from(self.word()) * u64::from(end) >> 32) as u32
+        ((u64::from(self.word()) * u64::from(end)) >> 32) as u32
     }
 
     /// A number whose mean is 0 and whose variance is 1.
