@@ -97,13 +97,15 @@ impl World {
         self.next_id += u64::from(step.source_rows()) * layers;
         self.pool.commit(step.clone()).unwrap();
         // Who copies a page leaves it to others, unless they pack it in the same step.
-        for (_, layer) in step.layers() {
-            let packed = |page| layer.encodes.iter().any(|encode| encode.from == page);
-            for copy in &layer.raw_copies {
-                assert!(self.pool.owners(PageClass::Raw, copy.from) > 0 || packed(copy.from));
+        for (layer, work) in step.layers() {
+            let packed = |page| work.encodes.iter().any(|encode| encode.from == page);
+            for copy in &work.raw_copies {
+                assert!(
+                    self.pool.owners(PageClass::Raw, layer, copy.from) > 0 || packed(copy.from)
+                );
             }
-            for copy in &layer.sink_copies {
-                assert!(self.pool.owners(PageClass::Sink, copy.from) > 0);
+            for copy in &work.sink_copies {
+                assert!(self.pool.owners(PageClass::Sink, layer, copy.from) > 0);
             }
         }
     }
@@ -324,7 +326,8 @@ impl World {
                 let units = alone.units(2).unwrap();
                 for head in 0..self.shape.heads {
                     let row = member * self.shape.heads + head;
-                    assert_eq!(self.memory.rows(&batch, row), self.memory.rows(&alone, head));
+                    let merged = self.memory.rows(&batch, layer, row);
+                    assert_eq!(merged, self.memory.rows(&alone, layer, head));
                     let rows = |cut: &wgkv::cache::pool::Units, row: usize| {
                         let mut units: Vec<_> = PageClass::ALL
                             .iter()
@@ -359,11 +362,12 @@ impl World {
             }
             Err(error) => panic!("{error}"),
         };
-        for class in PageClass::ALL {
-            let from = &pages[class.index()];
-            assert_eq!(load.pages(class).len(), from.len());
-            for (from, to) in from.iter().zip(load.pages(class)) {
-                self.memory.copy(class, *from, *to);
+        for (layer, pages) in pages.iter().enumerate() {
+            for (class, from) in PageClass::ALL.into_iter().zip(pages) {
+                assert_eq!(load.pages(class, layer).len(), from.len());
+                for (from, to) in from.iter().zip(load.pages(class, layer)) {
+                    self.memory.copy(class, layer, *from, *to);
+                }
             }
         }
         let ids = self.pool.commit_load(load).unwrap();

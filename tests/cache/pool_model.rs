@@ -192,23 +192,27 @@ pub fn apart(sequences: &[&Sequence]) -> Vec<Sequence> {
 /// Pages of named rows, in place of slabs of numbers.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
-    pages: HashMap<(PageClass, PageId), Vec<Option<Row>>>,
+    pages: HashMap<Place, Vec<Option<Row>>>,
 }
 
+/// Where a page lies: its class, layer and number.
+pub type Place = (PageClass, usize, PageId);
+
 impl Memory {
-    fn read(&self, class: PageClass, page: PageId, slot: usize) -> Row {
-        self.pages[&(class, page)][slot].unwrap_or_else(|| panic!("{class:?} {page:?} {slot}"))
+    fn read(&self, place: Place, slot: usize) -> Row {
+        self.pages[&place][slot].unwrap_or_else(|| panic!("{place:?} {slot}"))
     }
 
-    fn write(&mut self, pool: &Pool, class: PageClass, page: PageId, slot: usize, row: Row) {
-        let rows = pool.layout().rows(class);
+    fn write(&mut self, pool: &Pool, place: Place, slot: usize, row: Row) {
+        let rows = pool.layout().rows(place.0);
         assert!(slot < rows);
-        self.pages.entry((class, page)).or_insert_with(|| vec![None; rows])[slot] = Some(row);
+        self.pages.entry(place).or_insert_with(|| vec![None; rows])[slot] = Some(row);
     }
 
     /// Copies a page as it is.
-    pub fn copy(&mut self, class: PageClass, from: PageId, to: PageId) {
-        self.pages.insert((class, to), self.pages[&(class, from)].clone());
+    pub fn copy(&mut self, class: PageClass, layer: usize, from: PageId, to: PageId) {
+        let page = self.pages[&(class, layer, from)].clone();
+        self.pages.insert((class, layer, to), page);
     }
 
     /// Does what a step says; `id` names row `source` of the incoming tensors of a layer, and
@@ -226,16 +230,16 @@ impl Memory {
                 for copy in copies {
                     assert!(copies.iter().all(|other| other.from != copy.to), "read after write");
                     for slot in 0..copy.rows as usize {
-                        let row = self.read(class, copy.from, slot);
-                        self.write(pool, class, copy.to, slot, row);
+                        let row = self.read((class, layer, copy.from), slot);
+                        self.write(pool, (class, layer, copy.to), slot, row);
                     }
                 }
             }
             for restore in &work.restores {
                 for slot in 0..restore.rows as usize {
-                    let row = self.read(Packed, restore.from, slot);
+                    let row = self.read((Packed, layer, restore.from), slot);
                     let row = Row { packed: false, restored: row.restored + 1, ..row };
-                    self.write(pool, Raw, restore.to, slot, row);
+                    self.write(pool, (Raw, layer, restore.to), slot, row);
                 }
             }
             for (class, writes) in [(Sink, &work.sink_writes), (Raw, &work.raw_writes)] {
@@ -245,7 +249,8 @@ impl Memory {
                         assert!(write.source + done < step.source_rows());
                         let id = id(layer, write.source + done);
                         let row = Row { position, id, packed: false, restored: 0 };
-                        self.write(pool, class, write.page, (write.slot + done) as usize, row);
+                        let slot = (write.slot + done) as usize;
+                        self.write(pool, (class, layer, write.page), slot, row);
                     }
                 }
             }
@@ -255,15 +260,16 @@ impl Memory {
                     let behind = position as usize - pool.layout().sinks();
                     let chunk = pool.layout().chunk();
                     let from = work.gather_pages[gather.table as usize + behind / chunk];
-                    let row = self.read(Raw, from, behind % chunk);
+                    let row = self.read((Raw, layer, from), behind % chunk);
                     assert_eq!(row.position, position);
-                    self.write(pool, Raw, gather.to, done as usize, row);
+                    self.write(pool, (Raw, layer, gather.to), done as usize, row);
                 }
             }
             for encode in &work.encodes {
                 for slot in 0..pool.layout().chunk() {
-                    let row = self.read(Raw, encode.from, slot);
-                    self.write(pool, Packed, encode.to, slot, Row { packed: true, ..row });
+                    let row = self.read((Raw, layer, encode.from), slot);
+                    let row = Row { packed: true, ..row };
+                    self.write(pool, (Packed, layer, encode.to), slot, row);
                 }
             }
         }
@@ -271,24 +277,24 @@ impl Memory {
 
     /// Forgets what nobody holds, so that reading it later fails.
     pub fn forget(&mut self, pool: &Pool) {
-        self.pages.retain(|(class, page), _| pool.owners(*class, *page) > 0);
+        self.pages.retain(|(class, layer, page), _| pool.owners(*class, *layer, *page) > 0);
     }
 
-    /// The rows of one row of the tables of a batch.
-    pub fn rows(&self, tables: &wgkv::cache::pool::Tables, row: usize) -> Vec<Row> {
+    /// The rows of one row of the tables of a batch in a layer.
+    pub fn rows(&self, tables: &wgkv::cache::pool::Tables, layer: usize, row: usize) -> Vec<Row> {
         use PageClass::{Packed, Raw, Sink};
         let chunk = tables.chunk as usize;
         let mut rows = Vec::new();
         for slot in 0..tables.sink_rows[row] as usize {
-            rows.push(self.read(Sink, tables.sinks[row], slot));
+            rows.push(self.read((Sink, layer, tables.sinks[row]), slot));
         }
         let span = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
         for page in &tables.packed[span(&tables.packed_offsets)] {
-            rows.extend((0..chunk).map(|slot| self.read(Packed, *page, slot)));
+            rows.extend((0..chunk).map(|slot| self.read((Packed, layer, *page), slot)));
         }
         let tail = &tables.tail[span(&tables.tail_offsets)];
         for at in 0..tables.tail_rows[row] as usize {
-            rows.push(self.read(Raw, tail[at / chunk], at % chunk));
+            rows.push(self.read((Raw, layer, tail[at / chunk]), at % chunk));
         }
         rows
     }
@@ -296,19 +302,19 @@ impl Memory {
 
 /// Checks that the pool, its tables and the memory say what the model says.
 pub fn check(pool: &Pool, shape: &Shape, memory: &Memory, live: &[(SequenceId, Sequence)]) {
-    let mut names: HashMap<(PageClass, PageId), *const u8> = HashMap::new();
-    let mut pages: HashMap<*const u8, (PageClass, PageId)> = HashMap::new();
+    let mut names: HashMap<Place, *const u8> = HashMap::new();
+    let mut pages: HashMap<*const u8, Place> = HashMap::new();
     for (id, model) in live {
         assert_eq!(pool.seen(*id).unwrap(), model.seen);
         let mut held = [0u64; 3];
         for layer in 0..shape.layers {
             assert_eq!(pool.is_finished(*id, layer).unwrap(), model.finished[layer]);
             let tables = pool.tables(&[*id], layer).unwrap();
-            tables.check(pool).unwrap();
+            tables.check(pool, layer).unwrap();
             assert_eq!(tables.next, [model.seen]);
             for head in 0..shape.heads {
                 let expected = &model.heads[layer * shape.heads + head];
-                assert_eq!(memory.rows(&tables, head), expected.rows);
+                assert_eq!(memory.rows(&tables, layer, head), expected.rows);
                 assert_eq!(tables.len(head) as usize, expected.rows.len());
                 assert_eq!(pool.rows(*id, layer, head).unwrap() as usize, expected.rows.len());
                 let frontier = pool.frontier(*id, layer, head).unwrap() as usize;
@@ -342,10 +348,13 @@ pub fn check(pool: &Pool, shape: &Shape, memory: &Memory, live: &[(SequenceId, S
                     held[class.index()] += got.len() as u64;
                     for (page, model) in got.iter().zip(expected) {
                         let name = Rc::as_ptr(model);
-                        assert_eq!(*names.entry((class, *page)).or_insert(name), name);
-                        let key = (class, *page);
+                        let key = (class, layer, *page);
+                        assert_eq!(*names.entry(key).or_insert(name), name);
                         assert_eq!(*pages.entry(name).or_insert(key), key);
-                        assert_eq!(pool.owners(class, *page) as usize, Rc::strong_count(model));
+                        assert_eq!(
+                            pool.owners(class, layer, *page) as usize,
+                            Rc::strong_count(model)
+                        );
                     }
                 }
             }
@@ -355,20 +364,20 @@ pub fn check(pool: &Pool, shape: &Shape, memory: &Memory, live: &[(SequenceId, S
     check_bytes(pool, &pages);
 }
 
-fn check_bytes(pool: &Pool, pages: &HashMap<*const u8, (PageClass, PageId)>) {
+fn check_bytes(pool: &Pool, pages: &HashMap<*const u8, Place>) {
     let figures = pool.figures();
-    let of = |class| pages.values().filter(move |(c, _)| *c == class);
-    let several = |class| of(class).filter(|(class, page)| pool.owners(*class, *page) > 1);
+    let of = |class| pages.values().filter(move |place| place.0 == class);
+    let several = |class| of(class).filter(|place| pool.owners(place.0, place.1, place.2) > 1);
     assert_eq!(figures.pages, PageClass::ALL.map(|class| of(class).count() as u64));
     assert_eq!(figures.shared, PageClass::ALL.map(|class| several(class).count() as u64));
-    let bytes: u64 = pages.values().map(|(class, _)| pool.layout().bytes(*class)).sum();
+    let bytes: u64 = pages.values().map(|place| pool.layout().bytes(place.0)).sum();
     assert_eq!(figures.parts.total(), bytes);
     assert!(figures.allocated_bytes >= bytes);
     assert!(figures.allocated_bytes <= figures.budget_bytes);
-    for (class, page) in pages.values() {
+    for (class, layer, page) in pages.values() {
         let layout = pool.layout();
         let slab = layout.slab_of(*class, *page);
-        assert!(pool.slabs(*class).any(|number| number == slab));
+        assert!(pool.slabs(*class, *layer).any(|number| number == slab));
         assert!(layout.index_of(*class, *page) < layout.pages_per_slab(*class));
     }
 }

@@ -80,7 +80,7 @@ fn a_reload_goes_on_as_the_original_does() {
 /// Sets one number of a snapshot, wherever it stands.
 fn spoil(snapshot: &mut Snapshot, at: usize, value: u32) {
     let Snapshot { pages, evictions, sequences } = snapshot;
-    let mut numbers: Vec<&mut u32> = pages.iter_mut().collect();
+    let mut numbers: Vec<&mut u32> = pages.iter_mut().flatten().collect();
     for eviction in evictions {
         numbers.push(&mut eviction.tokens);
         numbers.extend(&mut eviction.counts);
@@ -135,7 +135,7 @@ proptest! {
         if let Ok(load) = pool.plan_load(&snapshot) {
             let ids = pool.commit_load(load).unwrap();
             for id in &ids {
-                pool.tables(&[*id], 0).unwrap().check(&pool).unwrap();
+                pool.tables(&[*id], 0).unwrap().check(&pool, 0).unwrap();
                 pool.tables(&[*id], 1).unwrap().units(3).unwrap();
             }
             let fork = pool.fork(ids[0]).unwrap();
@@ -145,7 +145,7 @@ proptest! {
                 plan_all(&mut pool, &Operation::Trim { parts: &[Part { sequence: id, tokens: trim }] });
                 plan_all(&mut pool, &Operation::Append { parts: &add, flush: true });
                 let _ = pool.positions(id, 0, 1);
-                pool.tables(&[id], 0).unwrap().check(&pool).unwrap();
+                pool.tables(&[id], 0).unwrap().check(&pool, 0).unwrap();
                 pool.free(id).unwrap();
             }
             assert_eq!(pool.figures().pages, [0; 3]);

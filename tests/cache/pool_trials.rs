@@ -38,7 +38,7 @@ fn held(world: &World) -> u64 {
 fn rows(world: &World, place: usize, layer: usize, head: usize) -> Vec<(u32, bool, u32)> {
     let tables = world.pool.tables(&[world.live[place].0], layer).unwrap();
     let row = |row: Row| (row.position, row.packed, row.restored);
-    world.memory.rows(&tables, head).into_iter().map(row).collect()
+    world.memory.rows(&tables, layer, head).into_iter().map(row).collect()
 }
 
 fn positions(world: &World, place: usize, head: usize) -> Vec<u32> {
@@ -471,7 +471,7 @@ fn a_table_that_names_a_page_nobody_holds_is_refused() {
     world.begin();
     assert!(world.add(&[(0, 200)], false, true));
     let tables = world.pool.tables(&[world.live[0].0], 0).unwrap();
-    tables.check(&world.pool).unwrap();
+    tables.check(&world.pool, 0).unwrap();
     let far = PageId::new(12_345_678);
     type Spoil = fn(&mut Tables, PageId);
     let spoils: [Spoil; 6] = [
@@ -485,7 +485,7 @@ fn a_table_that_names_a_page_nobody_holds_is_refused() {
     for spoil in spoils {
         let mut spoilt = tables.clone();
         spoil(&mut spoilt, far);
-        assert!(spoilt.check(&world.pool).is_err());
+        assert!(spoilt.check(&world.pool, 0).is_err());
     }
 }
 

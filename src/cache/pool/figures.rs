@@ -1,5 +1,6 @@
 //! What a pool reports about its memory.
 
+use super::pages::Pages;
 use super::pool::Pool;
 use super::sequence::SequenceId;
 use crate::error::Result;
@@ -112,29 +113,41 @@ impl SequenceFigures {
 impl Pool {
     /// Bytes of all slabs.
     pub fn allocated_bytes(&self) -> u64 {
-        let bytes =
-            |class: PageClass| self.slabs(class).count() as u64 * self.layout.slab_bytes(class);
-        PageClass::ALL.map(bytes).iter().sum()
+        let slabs = self.slab_counts();
+        PageClass::ALL
+            .map(|class| slabs[class.index()] * self.layout.slab_bytes(class))
+            .iter()
+            .sum()
     }
 
-    /// Numbers of the slabs of a class.
-    pub fn slabs(&self, class: PageClass) -> impl Iterator<Item = u32> + '_ {
-        self.pages[class.index()].slabs()
+    /// Numbers of the slabs of a class in one layer; none for a layer that there is not.
+    pub fn slabs(&self, class: PageClass, layer: usize) -> impl Iterator<Item = u32> + '_ {
+        self.pages.get(layer).into_iter().flat_map(move |pages| pages[class.index()].slabs())
     }
 
-    /// Owners of a page; 0 for one that is not held.
-    pub fn owners(&self, class: PageClass, page: PageId) -> u32 {
-        self.pages[class.index()].refs(&self.layout, page)
+    /// Slabs of all layers, by class.
+    fn slab_counts(&self) -> [u64; 3] {
+        self.sum(|pages| pages.slabs().count() as u64)
+    }
+
+    /// A number of the pages of each class, summed over the layers.
+    fn sum(&self, of: impl Fn(&Pages) -> u64) -> [u64; 3] {
+        PageClass::ALL.map(|class| self.pages.iter().map(|pages| of(&pages[class.index()])).sum())
+    }
+
+    /// Owners of a page of a layer; 0 for one that is not held.
+    pub fn owners(&self, class: PageClass, layer: usize, page: PageId) -> u32 {
+        self.pages.get(layer).map_or(0, |pages| pages[class.index()].refs(&self.layout, page))
     }
 
     /// What the pool holds.
     pub fn figures(&self) -> PoolFigures {
-        let pages = PageClass::ALL.map(|class| self.pages[class.index()].used());
+        let pages = self.sum(Pages::used);
         PoolFigures {
             sequences: self.sequences().count(),
             pages,
-            shared: PageClass::ALL.map(|class| self.pages[class.index()].shared()),
-            slabs: PageClass::ALL.map(|class| self.slabs(class).count() as u64),
+            shared: self.sum(Pages::shared),
+            slabs: self.slab_counts(),
             parts: Parts::new(&self.layout, pages),
             allocated_bytes: self.allocated_bytes(),
             budget_bytes: self.config.byte_budget,
@@ -148,11 +161,12 @@ impl Pool {
     pub fn sequence_figures(&self, sequence: SequenceId) -> Result<SequenceFigures> {
         let sequence = self.sequence("sequence", sequence)?;
         let (mut pages, mut shared, mut rows) = ([0; 3], [0; 3], 0);
-        for head in &sequence.heads {
+        for (place, head) in sequence.heads.iter().enumerate() {
+            let layer = place / self.config.heads;
             let sink = core::slice::from_ref(&head.sink);
             let lists = [if head.sink.is_none() { &[] } else { sink }, &head.packed, &head.tail];
             for (class, list) in PageClass::ALL.into_iter().zip(lists) {
-                let several = |page: &&PageId| self.owners(class, **page) > 1;
+                let several = |page: &&PageId| self.owners(class, layer, **page) > 1;
                 pages[class.index()] += list.len() as u64;
                 shared[class.index()] += list.iter().filter(several).count() as u64;
             }

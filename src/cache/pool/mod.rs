@@ -16,6 +16,10 @@
 //! the 88 GB that the pages take at 2 bits and 128 channels); over 80 layers 5.2 GB on the host,
 //! uploaded one layer at a time and only where a table has changed ([`Pool::table_revision`]). The
 //! lists of a decode step of that batch are 20 bytes a head: 160 KB a layer.
+//!
+//! Slabs belong to one layer, so that attention in a layer binds that layer's slabs alone. Every
+//! layer chooses its pages in the same way: layers that hold the same rows have equal tables and
+//! lists, which then need to be uploaded once.
 
 mod config;
 mod figures;

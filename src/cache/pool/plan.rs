@@ -45,9 +45,10 @@ struct Place<'a> {
 
 pub(super) struct Planner<'a> {
     pool: &'a Pool,
-    pickers: [Picker<'a>; 3],
-    /// Owners that copied a page away in this step, by class and page.
-    copied: HashMap<(PageClass, PageId), u32>,
+    /// Choosers of each layer of the pool, by class.
+    pickers: Vec<[Picker<'a>; 3]>,
+    /// Owners that copied a page away in this step, by class, layer of the pool and page.
+    copied: HashMap<(PageClass, usize, PageId), u32>,
     first_layer: usize,
     layers: Vec<LayerStep>,
     source_rows: u32,
@@ -207,7 +208,7 @@ impl<'a> Planner<'a> {
                 None => state.tail[page],
                 Some(page) => self.changes.pages[change.tail_new.start as usize + page],
             };
-            let to = self.pick(PageClass::Packed)?;
+            let to = self.pick(PageClass::Packed, place.layer)?;
             self.changes.pages.push(to);
             self.layers[place.layer].encodes.push(Encode { from, to });
             change.tail_front += 1;
@@ -296,7 +297,7 @@ impl<'a> Planner<'a> {
             let table = u32::try_from(table).map_err(|_| too_many("gather pages", table))?;
             let mut done = sinks;
             while done < count {
-                let to = self.pick(PageClass::Raw)?;
+                let to = self.pick(PageClass::Raw, place.layer)?;
                 self.changes.pages.push(to);
                 let rows = self.chunk.min(count - done);
                 let gather = Gather { to, rows, kept: kept + done, table };
@@ -365,14 +366,14 @@ impl<'a> Planner<'a> {
                 let from = state.packed[change.packed_keep as usize];
                 // All of the tail goes, so a page of it that nobody shares can take the rows, and
                 // the trim needs no memory.
-                let mine = |page: &&PageId| !self.shared(PageClass::Raw, **page);
+                let mine = |page: &&PageId| !self.shared(PageClass::Raw, layer, **page);
                 let to = match state.tail.first().filter(mine) {
                     Some(page) => {
                         change.tail_keep = 1;
                         *page
                     }
                     None => {
-                        let page = self.pick(PageClass::Raw)?;
+                        let page = self.pick(PageClass::Raw, layer)?;
                         self.changes.pages.push(page);
                         page
                     }
@@ -408,15 +409,18 @@ impl<'a> Planner<'a> {
         (state, change)
     }
 
-    fn pick(&mut self, class: PageClass) -> Result<PageId> {
+    /// One more page in a layer, counted from the first of the step.
+    fn pick(&mut self, class: PageClass, layer: usize) -> Result<PageId> {
         let max = self.pool.layout.max_slabs(class) as usize;
-        self.pickers[class.index()].pick().ok_or(too_many("slabs", max))
+        let picker = &mut self.pickers[self.first_layer + layer][class.index()];
+        picker.pick().ok_or(too_many("slabs", max))
     }
 
     /// Whether a write to a page of one owner would be seen by another.
-    fn shared(&self, class: PageClass, page: PageId) -> bool {
-        let refs = self.pool.pages[class.index()].refs(&self.pool.layout, page);
-        refs > 1 && refs > 1 + self.copied.get(&(class, page)).copied().unwrap_or(0)
+    fn shared(&self, class: PageClass, layer: usize, page: PageId) -> bool {
+        let layer = self.first_layer + layer;
+        let refs = self.pool.pages[layer][class.index()].refs(&self.pool.layout, page);
+        refs > 1 && refs > 1 + self.copied.get(&(class, layer, page)).copied().unwrap_or(0)
     }
 
     /// The page to write to in place of `page`, which has `rows` rows that must stay.
@@ -428,13 +432,13 @@ impl<'a> Planner<'a> {
         rows: u32,
     ) -> Result<PageId> {
         if page.is_none() {
-            return self.pick(class);
+            return self.pick(class, layer);
         }
-        if !self.shared(class, page) {
+        if !self.shared(class, layer, page) {
             return Ok(page);
         }
-        let to = self.pick(class)?;
-        *self.copied.entry((class, page)).or_default() += 1;
+        let to = self.pick(class, layer)?;
+        *self.copied.entry((class, self.first_layer + layer, page)).or_default() += 1;
         let copy = CopyRows { from: page, to, rows };
         let step = &mut self.layers[layer];
         match class {
@@ -451,7 +455,7 @@ impl<'a> Planner<'a> {
             sort(layout, layer);
         }
         let Slabs { opened, dropped, needs } = Slabs::new(pool, &pickers);
-        changes.taken = pickers.map(|picker| picker.picked);
+        changes.taken = picked(pickers);
         Step {
             revision: pool.revision,
             first_layer: self.first_layer,
@@ -473,20 +477,25 @@ pub(super) struct Slabs {
 }
 
 impl Slabs {
-    pub(super) fn new(pool: &Pool, pickers: &[Picker<'_>; 3]) -> Self {
+    pub(super) fn new(pool: &Pool, pickers: &[[Picker<'_>; 3]]) -> Self {
         let layout = &pool.layout;
         let (mut opened, mut empty) = (Vec::new(), Vec::new());
-        for (class, picker) in PageClass::ALL.into_iter().zip(pickers) {
-            opened.extend(picker.opened.iter().map(|&slab| SlabId { class, slab }));
-            let unused = pool.pages[class.index()].empty_slabs().filter(|&slab| !picker.uses(slab));
-            empty.extend(unused.map(|slab| SlabId { class, slab }));
+        for ((pickers, pages), layer) in pickers.iter().zip(&pool.pages).zip(0..) {
+            for class in PageClass::ALL {
+                let (picker, pages) = (&pickers[class.index()], &pages[class.index()]);
+                opened.extend(picker.opened.iter().map(|&slab| SlabId { class, layer, slab }));
+                let unused = pages.empty_slabs().filter(|&slab| !picker.uses(slab));
+                empty.extend(unused.map(|slab| SlabId { class, layer, slab }));
+            }
         }
         let bytes = |slabs: &[SlabId]| -> u64 {
             slabs.iter().map(|slab| layout.slab_bytes(slab.class)).sum()
         };
         let mut free = pool.config.byte_budget.saturating_sub(pool.allocated_bytes());
         let needs = Needs {
-            pages: [0, 1, 2].map(|class: usize| pickers[class].picked.len() as u64),
+            pages: [0, 1, 2].map(|class: usize| {
+                pickers.iter().map(|layer| layer[class].picked.len() as u64).sum()
+            }),
             slab_bytes: bytes(&opened),
             available: free.saturating_add(bytes(&empty)),
         };
@@ -502,9 +511,15 @@ impl Slabs {
     }
 }
 
-/// Choosers of pages of every class.
-pub(super) fn pickers(pool: &Pool) -> [Picker<'_>; 3] {
-    PageClass::ALL.map(|class| Picker::new(&pool.pages[class.index()], &pool.layout))
+/// Choosers of pages of every layer and class.
+pub(super) fn pickers(pool: &Pool) -> Vec<[Picker<'_>; 3]> {
+    let picker = |pages| Picker::new(pages, &pool.layout);
+    pool.pages.iter().map(|layer| layer.each_ref().map(picker)).collect()
+}
+
+/// What was chosen.
+pub(super) fn picked(pickers: Vec<[Picker<'_>; 3]>) -> Vec<[Vec<PageId>; 3]> {
+    pickers.into_iter().map(|layer| layer.map(|picker| picker.picked)).collect()
 }
 
 pub(super) fn too_many(argument: &'static str, max: usize) -> Error {

@@ -24,7 +24,8 @@ struct Slot {
 pub struct Pool {
     pub(super) config: PoolConfig,
     pub(super) layout: PoolLayout,
-    pub(super) pages: [Pages; 3],
+    /// Pages of each layer, by class.
+    pub(super) pages: Vec<[Pages; 3]>,
     pub(super) revision: u64,
     slots: Vec<Slot>,
     vacant: Vec<u32>,
@@ -37,7 +38,7 @@ impl Pool {
     /// Those of [`PoolConfig::layout`].
     pub fn new(config: PoolConfig) -> Result<Self> {
         let layout = config.layout()?;
-        let pages = PageClass::ALL.map(Pages::new);
+        let pages = vec![PageClass::ALL.map(Pages::new); config.layers];
         Ok(Self { config, layout, pages, revision: 0, slots: Vec::new(), vacant: Vec::new() })
     }
 
@@ -85,8 +86,8 @@ impl Pool {
 
     /// Makes a sequence one more owner of its pages.
     pub(super) fn share(&mut self, sequence: &Sequence) {
-        let [sinks, packed, raw] = &mut self.pages;
-        for head in &sequence.heads {
+        for (place, head) in sequence.heads.iter().enumerate() {
+            let [sinks, packed, raw] = &mut self.pages[place / self.config.heads];
             if !head.sink.is_none() {
                 sinks.share(&self.layout, head.sink);
             }
@@ -104,8 +105,9 @@ impl Pool {
         let slot = &mut self.slots[sequence.index as usize];
         slot.generation = slot.generation.wrapping_add(1);
         self.vacant.push(sequence.index);
-        let [sinks, packed, raw] = &mut self.pages;
-        for head in slot.sequence.take().into_iter().flat_map(|sequence| sequence.heads) {
+        let heads = slot.sequence.take().into_iter().flat_map(|sequence| sequence.heads);
+        for (place, head) in heads.enumerate() {
+            let [sinks, packed, raw] = &mut self.pages[place / self.config.heads];
             if !head.sink.is_none() {
                 sinks.release(&self.layout, head.sink);
             }
@@ -184,14 +186,21 @@ impl Pool {
     }
 
     /// Drops and makes slabs, and gives pages their first owner.
-    pub(super) fn take(&mut self, opened: &[SlabId], dropped: &[SlabId], taken: &[Vec<PageId>; 3]) {
+    pub(super) fn take(
+        &mut self,
+        opened: &[SlabId],
+        dropped: &[SlabId],
+        taken: &[[Vec<PageId>; 3]],
+    ) {
         for slab in dropped {
-            self.pages[slab.class.index()].drop_slab(slab.slab);
+            self.pages[slab.layer as usize][slab.class.index()].drop_slab(slab.slab);
         }
         for slab in opened {
-            self.pages[slab.class.index()].add_slab(&self.layout, slab.slab);
+            let pages = &mut self.pages[slab.layer as usize][slab.class.index()];
+            pages.add_slab(&self.layout, slab.slab);
         }
-        for (pages, taken) in self.pages.iter_mut().zip(taken) {
+        let taken = taken.iter().flatten();
+        for (pages, taken) in self.pages.iter_mut().flatten().zip(taken) {
             taken.iter().for_each(|page| pages.take(&self.layout, *page));
         }
     }
@@ -199,7 +208,7 @@ impl Pool {
     fn apply(&mut self, id: SequenceId, change: &HeadChange, pages: &[PageId]) {
         let Some(sequence) = &mut self.slots[id.index as usize].sequence else { return };
         let head = &mut sequence.heads[change.head as usize];
-        let [sinks, packed, raw] = &mut self.pages;
+        let [sinks, packed, raw] = &mut self.pages[change.head as usize / self.config.heads];
         let layout = &self.layout;
         let list = |range: &core::ops::Range<u32>| &pages[range.start as usize..range.end as usize];
         let (new_packed, new_tail) = (list(&change.packed_new), list(&change.tail_new));
@@ -269,11 +278,13 @@ impl Pool {
     /// Lets go of all slabs in which no page is held, and names them.
     pub fn shrink(&mut self) -> Vec<SlabId> {
         let mut dropped = Vec::new();
-        for (class, pages) in PageClass::ALL.into_iter().zip(&mut self.pages) {
-            let empty: Vec<u32> = pages.empty_slabs().collect();
-            for slab in empty {
-                pages.drop_slab(slab);
-                dropped.push(SlabId { class, slab });
+        for (pages, layer) in self.pages.iter_mut().zip(0..) {
+            for (class, pages) in PageClass::ALL.into_iter().zip(pages) {
+                let empty: Vec<u32> = pages.empty_slabs().collect();
+                for slab in empty {
+                    pages.drop_slab(slab);
+                    dropped.push(SlabId { class, layer, slab });
+                }
             }
         }
         self.revision += u64::from(!dropped.is_empty());

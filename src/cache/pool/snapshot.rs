@@ -4,19 +4,20 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use super::plan::{Slabs, pickers, too_many};
+use super::plan::{Slabs, picked, pickers, too_many};
 use super::pool::Pool;
 use super::sequence::{Head, Kept, Sequence, SequenceId};
 use super::step::{Needs, SlabId};
 use crate::error::{Error, Result};
 use crate::layout::pool::{PageClass, PageId};
 
-/// Tables of some sequences. A page is named by its number within its class; sequences that share
-/// pages name the same.
+/// Tables of some sequences. A page is named by its number within its layer and class; sequences that
+/// share pages name the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Pages by class ([`PageClass::index`]); each belongs to a sequence at least.
-    pub pages: [u32; 3],
+    /// Pages by layer and class ([`PageClass::index`]), `[layers]`; each belongs to a sequence at
+    /// least.
+    pub pages: Vec<[u32; 3]>,
     /// Evictions of layers, which forks share.
     pub evictions: Vec<Eviction>,
     /// The sequences.
@@ -71,7 +72,7 @@ pub struct Load {
     needs: Needs,
     opened: Vec<SlabId>,
     dropped: Vec<SlabId>,
-    pages: [Vec<PageId>; 3],
+    pages: Vec<[Vec<PageId>; 3]>,
     sequences: Vec<Sequence>,
 }
 
@@ -91,9 +92,10 @@ impl Load {
         &self.dropped
     }
 
-    /// The page that takes the place of each page of the snapshot.
-    pub fn pages(&self, class: PageClass) -> &[PageId] {
-        &self.pages[class.index()]
+    /// The page that takes the place of each page that the snapshot has in a layer; none in a layer
+    /// that there is not.
+    pub fn pages(&self, class: PageClass, layer: usize) -> &[PageId] {
+        self.pages.get(layer).map_or(&[], |pages| &pages[class.index()])
     }
 }
 
@@ -114,12 +116,14 @@ impl Numbers {
 }
 
 impl Pool {
-    /// The tables of some sequences, and by class the pages that they name, in order of number.
+    /// The tables of some sequences, and by layer and class the pages that they name, in order of
+    /// number.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`]; [`Error::Repeated`] for a sequence that comes twice.
-    pub fn snapshot(&self, sequences: &[SequenceId]) -> Result<(Snapshot, [Vec<PageId>; 3])> {
-        let mut numbers: [Numbers; 3] = Default::default();
+    pub fn snapshot(&self, sequences: &[SequenceId]) -> Result<(Snapshot, Vec<[Vec<PageId>; 3]>)> {
+        let mut numbers: Vec<[Numbers; 3]> = Vec::new();
+        numbers.resize_with(self.config.layers, Default::default);
         let mut known: HashMap<*const Kept, u32> = HashMap::new();
         let mut snapshot = Snapshot::default();
         for (index, id) in sequences.iter().enumerate() {
@@ -127,13 +131,15 @@ impl Pool {
                 return Err(Error::Repeated { argument: "sequences", index });
             }
             let sequence = self.sequence("sequences", *id)?;
-            let [sinks, packed, raw] = &mut numbers;
-            let heads = sequence.heads.iter().map(|head| SavedHead {
-                rows: head.rows,
-                prompt: head.prompt,
-                sink: (!head.sink.is_none()).then(|| sinks.number(head.sink)),
-                packed: head.packed.iter().map(|page| packed.number(*page)).collect(),
-                tail: head.tail.iter().map(|page| raw.number(*page)).collect(),
+            let heads = sequence.heads.iter().enumerate().map(|(place, head)| {
+                let [sinks, packed, raw] = &mut numbers[place / self.config.heads];
+                SavedHead {
+                    rows: head.rows,
+                    prompt: head.prompt,
+                    sink: (!head.sink.is_none()).then(|| sinks.number(head.sink)),
+                    packed: head.packed.iter().map(|page| packed.number(*page)).collect(),
+                    tail: head.tail.iter().map(|page| raw.number(*page)).collect(),
+                }
             });
             let heads = heads.collect();
             let evictions = sequence.kept.iter().map(|kept| {
@@ -157,8 +163,11 @@ impl Pool {
                 heads,
             });
         }
-        snapshot.pages = numbers.each_ref().map(|numbers| numbers.pages.len() as u32);
-        Ok((snapshot, numbers.map(|numbers| numbers.pages)))
+        let pages: Vec<[Vec<PageId>; 3]> =
+            numbers.into_iter().map(|layer| layer.map(|numbers| numbers.pages)).collect();
+        let counts = |layer: &[Vec<PageId>; 3]| layer.each_ref().map(|pages| pages.len() as u32);
+        snapshot.pages = pages.iter().map(counts).collect();
+        Ok((snapshot, pages))
     }
 
     /// Finds a place for the sequences of a snapshot; nothing changes.
@@ -169,27 +178,31 @@ impl Pool {
     pub fn plan_load(&self, snapshot: &Snapshot) -> Result<Load> {
         self.check_snapshot(snapshot)?;
         let mut pickers = pickers(self);
-        for (class, picker) in PageClass::ALL.into_iter().zip(&mut pickers) {
-            for _ in 0..snapshot.pages[class.index()] {
-                let max = self.layout.max_slabs(class) as usize;
-                picker.pick().ok_or(too_many("slabs", max))?;
+        for (pickers, pages) in pickers.iter_mut().zip(&snapshot.pages) {
+            for (class, picker) in PageClass::ALL.into_iter().zip(pickers) {
+                for _ in 0..pages[class.index()] {
+                    let max = self.layout.max_slabs(class) as usize;
+                    picker.pick().ok_or(too_many("slabs", max))?;
+                }
             }
         }
         let Slabs { opened, dropped, needs } = Slabs::new(self, &pickers);
         needs.check()?;
-        let pages = pickers.map(|picker| picker.picked);
+        let pages = picked(pickers);
         let kept: Vec<Arc<Kept>> = snapshot.evictions.iter().map(|e| Arc::new(e.kept())).collect();
         let sequences = snapshot.sequences.iter().map(|saved| {
-            let [sinks, packed, raw] = &pages;
             let list = |pages: &[PageId], numbers: &[u32]| -> Vec<PageId> {
                 numbers.iter().map(|number| pages[*number as usize]).collect()
             };
-            let head = |head: &SavedHead| Head {
-                sink: head.sink.map_or(PageId::NONE, |number| sinks[number as usize]),
-                packed: list(packed, &head.packed),
-                tail: list(raw, &head.tail),
-                rows: head.rows,
-                prompt: head.prompt,
+            let head = |(place, head): (usize, &SavedHead)| {
+                let [sinks, packed, raw] = &pages[place / self.config.heads];
+                Head {
+                    sink: head.sink.map_or(PageId::NONE, |number| sinks[number as usize]),
+                    packed: list(packed, &head.packed),
+                    tail: list(raw, &head.tail),
+                    rows: head.rows,
+                    prompt: head.prompt,
+                }
             };
             let of = |place: &Option<u32>| place.map(|place| kept[place as usize].clone());
             Sequence {
@@ -197,7 +210,7 @@ impl Pool {
                 origin: saved.origin,
                 finished: saved.finished.clone(),
                 kept: saved.evictions.iter().map(of).collect(),
-                heads: saved.heads.iter().map(head).collect(),
+                heads: saved.heads.iter().enumerate().map(head).collect(),
                 revision: 0,
             }
         });
@@ -217,7 +230,8 @@ impl Pool {
             self.share(sequence);
         }
         // Taking a page made an owner of nobody.
-        for (pages, taken) in self.pages.iter_mut().zip(&load.pages) {
+        let taken = load.pages.iter().flatten();
+        for (pages, taken) in self.pages.iter_mut().flatten().zip(taken) {
             taken.iter().for_each(|page| pages.release(&self.layout, *page));
         }
         self.revision += 1;
@@ -233,22 +247,27 @@ impl Pool {
             length("counts", eviction.counts.len(), heads)?;
             eviction.check(self.layout.sinks())?;
         }
-        let mut listed = [0u64; 3];
-        for head in snapshot.sequences.iter().flat_map(|saved| &saved.heads) {
-            let counts = [head.sink.iter().len(), head.packed.len(), head.tail.len()];
-            listed.iter_mut().zip(counts).for_each(|(listed, count)| *listed += count as u64);
+        length("pages", snapshot.pages.len(), layers)?;
+        let mut listed = vec![[0u64; 3]; layers];
+        for saved in &snapshot.sequences {
+            length("heads", saved.heads.len(), layers * heads)?;
+            for (place, head) in saved.heads.iter().enumerate() {
+                let counts = [head.sink.iter().len(), head.packed.len(), head.tail.len()];
+                let listed = &mut listed[place / heads];
+                listed.iter_mut().zip(counts).for_each(|(listed, count)| *listed += count as u64);
+            }
         }
-        for (pages, max) in snapshot.pages.into_iter().zip(listed) {
-            let got = u64::from(pages);
+        for (pages, max) in snapshot.pages.iter().flatten().zip(listed.into_iter().flatten()) {
+            let got = u64::from(*pages);
             if got > max {
                 return Err(Error::OutOfRange { argument: "pages", got, min: 0, max });
             }
         }
-        let mut met = snapshot.pages.map(|pages| vec![false; pages as usize]);
+        let unmet = |pages: &[u32; 3]| pages.map(|pages| vec![false; pages as usize]);
+        let mut met: Vec<[Vec<bool>; 3]> = snapshot.pages.iter().map(unmet).collect();
         for saved in &snapshot.sequences {
             length("finished", saved.finished.len(), layers)?;
             length("evictions", saved.evictions.len(), layers)?;
-            length("heads", saved.heads.len(), layers * heads)?;
             at_most("seen", saved.seen, u32::MAX - 1)?;
             at_most("origin", saved.origin, saved.seen)?;
             if saved.finished.contains(&false) && saved.origin != saved.seen {
@@ -271,11 +290,11 @@ impl Pool {
                 for head in 0..heads {
                     let state = &saved.heads[layer * heads + head];
                     let finished = saved.finished[layer];
-                    self.check_head(saved, finished, eviction, head, state, &mut met)?;
+                    self.check_head(saved, finished, eviction, head, state, &mut met[layer])?;
                 }
             }
         }
-        for (class, met) in met.iter().enumerate() {
+        for (class, met) in met.iter().flat_map(|met| met.iter().enumerate()) {
             if let Some(index) = met.iter().position(|met| !met) {
                 let expected = "the page of a sequence";
                 let got = class as u64;

@@ -163,12 +163,14 @@ pub struct LayerStep {
     pub encodes: Vec<Encode>,
 }
 
-/// A slab of a class.
+/// A slab of a class and layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlabId {
     /// The class.
     pub class: PageClass,
-    /// Number within the class; the numbers of dropped slabs come again.
+    /// The layer, whose pages alone lie in it.
+    pub layer: u32,
+    /// Number within the class and layer; the numbers of dropped slabs come again.
     pub slab: u32,
 }
 
@@ -233,8 +235,8 @@ pub(super) struct Changes {
     pub(super) pages: Vec<PageId>,
     pub(super) heads: Vec<HeadChange>,
     pub(super) sequences: Vec<SequenceChange>,
-    /// Pages taken, by class.
-    pub(super) taken: [Vec<PageId>; 3],
+    /// Pages taken, by layer of the pool and class.
+    pub(super) taken: Vec<[Vec<PageId>; 3]>,
 }
 
 /// A planned operation: lists for the paths to carry out, and what changes in the pool when it is

@@ -116,8 +116,9 @@ impl Tables {
     /// a pool do, those of a file may not.
     ///
     /// # Errors
-    /// [`Error::Length`] and [`Error::Offsets`].
-    pub fn check(&self, pool: &Pool) -> Result<()> {
+    /// [`Error::Length`] and [`Error::Offsets`]; [`Error::OutOfRange`] for the layer.
+    pub fn check(&self, pool: &Pool, layer: usize) -> Result<()> {
+        pool.check_layer(layer)?;
         let rows = self.rows();
         check_offsets("packed_offsets", &self.packed_offsets, rows, self.packed.len())?;
         check_offsets("tail_offsets", &self.tail_offsets, rows, self.tail.len())?;
@@ -128,8 +129,7 @@ impl Tables {
                 return Err(Error::Length { argument, got, expected: rows });
             }
         }
-        let held =
-            |class, page: PageId| pool.pages[PageClass::index(class)].refs(&pool.layout, page) > 0;
+        let held = |class, page| pool.owners(class, layer, page) > 0;
         let fault = |argument, index, got, expected| {
             Err(Error::Offsets { argument, index, got: u64::from(got), expected })
         };
