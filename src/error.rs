@@ -220,7 +220,9 @@ pub enum Error {
         reason: String,
     },
     /// A head has lost rows where all are asked for.
-    #[error("layer {layer}, head {head} of sequence {index} holds {got} rows of {seen} tokens, {argument} holds all")]
+    #[error(
+        "layer {layer}, head {head} of sequence {index} holds {got} rows of {seen} tokens, {argument} holds all"
+    )]
     NotWhole {
         /// What asks for all.
         argument: &'static str,

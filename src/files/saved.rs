@@ -235,12 +235,17 @@ impl<'a> Saved<'a> {
             let entry = header.tensors.get(name);
             let entry = entry.ok_or_else(|| refuse(format!("{name} is missing")))?;
             let fits = entry.shape.len() == shape.len()
-                && entry.shape.iter().zip(shape).all(|(n, want)| want.is_none_or(|want| want == *n));
+                && entry
+                    .shape
+                    .iter()
+                    .zip(shape)
+                    .all(|(n, want)| want.is_none_or(|want| want == *n));
             if entry.dtype != FileDtype::U32 || !fits {
                 let (dtype, got) = (entry.dtype.name(), &entry.shape);
                 let want = shape.iter().map(|n| n.map_or("any".into(), |n| n.to_string()));
                 let want = want.collect::<Vec<String>>().join(", ");
-                let reason = format!("{name} is {dtype} of shape {got:?}, expected U32 of [{want}]");
+                let reason =
+                    format!("{name} is {dtype} of shape {got:?}, expected U32 of [{want}]");
                 return Err(refuse(reason));
             }
             names += 1;
@@ -255,7 +260,8 @@ impl<'a> Saved<'a> {
                 let shape = [None, Some(layout.words(class))];
                 let (shape, bytes) = bytes(&page_tensor(layer, class), &shape)?;
                 // A class without pages has words of no length, of which any number fits.
-                count[class.index()] = if bytes.is_empty() { 0 } else { u32::try_from(shape[0]).unwrap_or(u32::MAX) };
+                count[class.index()] =
+                    if bytes.is_empty() { 0 } else { u32::try_from(shape[0]).unwrap_or(u32::MAX) };
                 of_layer[class.index()] = Cow::Borrowed(bytes);
             }
             pages.push(of_layer);
@@ -276,7 +282,9 @@ impl<'a> Saved<'a> {
             };
             let name = header.tensors.keys().find(|name| !known(name));
             let name = name.map_or(String::new(), |name| shown(name));
-            return Err(refuse(format!("{name} does not belong to version {VERSION} of the format")));
+            return Err(refuse(format!(
+                "{name} does not belong to version {VERSION} of the format"
+            )));
         }
         let snapshot = tables::snapshot(lists, counts, config.layers, config.heads)?;
         pool.check_snapshot(&snapshot)?;
@@ -404,11 +412,8 @@ fn clear_rest(page: &mut [u8], live: u32, class: PageClass, layout: &PoolLayout)
         PageClass::Sink | PageClass::Raw => live * layout.row_words(side),
     };
     let (values, positions) = (layout.values_offset(class), layout.positions_offset(class));
-    let rest = [
-        side(0)..values,
-        values + side(1)..positions,
-        positions + live..layout.words(class),
-    ];
+    let rest =
+        [side(0)..values, values + side(1)..positions, positions + live..layout.words(class)];
     for words in rest {
         page[4 * words.start..4 * words.end].fill(0);
     }

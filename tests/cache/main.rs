@@ -1,5 +1,7 @@
 //! The cache: frontier, rows, layer caches on both paths, the account of a pool.
 
+#[cfg(feature = "files")]
+mod file;
 mod golden;
 mod layer;
 mod plan;
