@@ -7,6 +7,8 @@ mod common;
 mod compare;
 mod copy;
 mod fetch;
+#[cfg(feature = "files")]
+mod file;
 mod golden;
 mod keep;
 mod layer;
