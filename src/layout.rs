@@ -6,6 +6,7 @@
 //! Every plane starts on a word.
 
 pub mod pool;
+pub mod tables;
 
 use half::{bf16, f16};
 

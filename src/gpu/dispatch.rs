@@ -56,6 +56,7 @@ pub struct Recorder<'a> {
     slots: Slots,
     pending: Vec<Pending>,
     timer: Option<Timer>,
+    dispatches: usize,
 }
 
 impl core::fmt::Debug for Recorder<'_> {
@@ -74,7 +75,13 @@ impl<'a> Recorder<'a> {
             slots: Slots::new(context.device()),
             pending: Vec::new(),
             timer: None,
+            dispatches: 0,
         }
+    }
+
+    /// Dispatches recorded so far.
+    pub fn dispatches(&self) -> usize {
+        self.dispatches
     }
 
     /// The context that this recording belongs to.
@@ -165,6 +172,7 @@ impl<'a> Recorder<'a> {
         pass.set_pipeline(&pipeline.pipeline);
         pass.set_bind_group(0, &group, &[offset]);
         pass.dispatch_workgroups(width, height, 1);
+        self.dispatches += 1;
         Ok(())
     }
 

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::{Context, Slice, Variant};
-use crate::layout::{Bits, PageLayout};
+use crate::layout::{Bits, CODEBOOK_ROWS, PIECE, PageLayout};
+use crate::nsnquant::codebook::Codebook;
 use crate::nsnquant::codec::Codec;
 use crate::nsnquant::hadamard::Hadamard;
 use crate::shape::{Dtype, MAX_HEAD_DIM, check_head_dim};
@@ -43,6 +44,38 @@ impl DeviceCodec {
     /// The book of the codec's rate on the device: f32 `[256, 8]`, row by row.
     pub fn book(&self) -> &wgpu::Buffer {
         &self.book
+    }
+}
+
+/// Both books of a [`Codebook`] on the device, for kernels that read keys and values of any rates:
+/// f32 `[512, 8]`, the 1-bit book first.
+#[derive(Clone, Debug)]
+pub struct DeviceCodebook {
+    buffer: wgpu::Buffer,
+}
+
+impl DeviceCodebook {
+    /// Uploads a codebook.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLimit`] when the device allows no buffer of 16 KiB.
+    pub fn new(context: &Context, codebook: &Codebook) -> Result<Self> {
+        let books = [codebook.rows(Bits::One), codebook.rows(Bits::Two)].concat();
+        let buffer = context.upload("wgkv codebooks", bytemuck::cast_slice(&books))?;
+        Ok(Self { buffer })
+    }
+
+    /// The books.
+    pub fn buffer(&self) -> &wgpu::Buffer {
+        &self.buffer
+    }
+
+    /// Where the book of a rate starts, in groups of four numbers.
+    pub const fn first_four(bits: Bits) -> u32 {
+        match bits {
+            Bits::One => 0,
+            Bits::Two => (CODEBOOK_ROWS * PIECE / 4) as u32,
+        }
     }
 }
 

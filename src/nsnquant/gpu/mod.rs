@@ -5,5 +5,5 @@ mod device;
 mod encode;
 
 pub use decode::{decode, kernel as decode_kernel, variants as decode_variants};
-pub use device::{DeviceCodec, hadamard_constants};
+pub use device::{DeviceCodebook, DeviceCodec, hadamard_constants};
 pub use encode::{encode, kernel as encode_kernel, variants as encode_variants};
