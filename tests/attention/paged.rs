@@ -275,7 +275,7 @@ impl Batch {
 
     /// Runs on the device; returns the dispatches too.
     pub fn gpu_counted(&self, config: &PagedAttend<'_>) -> wgkv::Result<(Attended, usize)> {
-        self.gpu_with(config, |tables| Ok(tables))
+        self.gpu_with(config, Ok)
     }
 
     /// As [`Batch::gpu_counted`], with tables that `change` makes of those uploaded.

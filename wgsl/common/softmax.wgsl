@@ -27,7 +27,7 @@ fn softmax_cap(logit: vec4<f32>, cap: f32, inverse: f32) -> vec4<f32> {
     var series = vec4<f32>(0.0015773912);
     series = series * square - 0.0073953067;
     series = series * square + 0.021292654;
-    series = series * square - 0.053848887;
+    series = series * square - 0.05384889;
     series = series * square + 0.13332170;
     series = series * square - 0.33333295;
     let small = size + size * (square * series);

@@ -21,7 +21,7 @@ pub(super) fn exp2(x: f32) -> f32 {
 /// `cap * tanh(x / cap)`, given the inverse of the cap: by its series below 0.8, where the quotient of
 /// powers would lose digits.
 pub(super) fn soft_cap(x: f32, cap: f32, inverse: f32) -> f32 {
-    const SERIES: [f32; 4] = [0.021_292_654, -0.053_848_887, 0.133_321_7, -0.333_332_95];
+    const SERIES: [f32; 4] = [0.021_292_654, -0.053_848_89, 0.133_321_7, -0.333_332_95];
     let x = x.clamp(-16.0 * cap, 16.0 * cap) * inverse;
     let size = x.abs();
     let bent = if size < 0.8 {

@@ -80,9 +80,14 @@ pub fn attend_paged(
     }
     let plan = plan(tables.rows(), view.layout.head_dims(), queries, settings)?;
     let packed = !tables.class(PageClass::Packed).launches.is_empty();
-    let book = match (packed, view.codebook) {
-        (true, None) => return Err(Error::Empty { argument: "codebook" }),
-        (_, book) => book,
+    let book = match (packed, view.codebook, view.layout.packed()) {
+        (true, Some(book), Some(pages)) => {
+            // Refused here, before anything is recorded.
+            pages.iter().try_for_each(|page| book.first_four(page).map(|_| ()))?;
+            Some(book)
+        }
+        (true, ..) => return Err(Error::Empty { argument: "codebook" }),
+        (false, ..) => None,
     };
     for class in PageClass::ALL {
         for launch in &tables.class(class).launches {

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::{Context, Slice, Variant};
-use crate::layout::{Bits, CODEBOOK_ROWS, PIECE, PageLayout};
+use crate::layout::{Bits, CODEBOOK_ROWS, Format, PIECE, PageLayout};
 use crate::nsnquant::codebook::Codebook;
 use crate::nsnquant::codec::Codec;
 use crate::nsnquant::hadamard::Hadamard;
@@ -24,8 +24,10 @@ impl DeviceCodec {
     /// Uploads the codebook of a codec: f32 `[256, 8]`, row by row.
     ///
     /// # Errors
-    /// [`Error::DeviceLimit`] when the device allows no buffer of 8 KiB.
+    /// [`Error::DeviceLimit`] when the device allows no buffer of 8 KiB; [`Error::Parameter`] for a
+    /// scheme other than that of [`Profile::Compat`](crate::nsnquant::Profile::Compat).
     pub fn new(context: &Context, codec: Codec) -> Result<Self> {
+        codec.check_compat("codec")?;
         let rows = codec.codebook().rows(codec.layout().bits());
         let book = context.upload_constant("wgkv codebook", bytemuck::cast_slice(rows))?;
         Ok(Self { codec, book })
@@ -47,8 +49,9 @@ impl DeviceCodec {
     }
 }
 
-/// Both books of a [`Codebook`] on the device, for kernels that read keys and values of any rates:
-/// f32 `[512, 8]`, the 1-bit book first.
+/// Both unit books of a [`Codebook`] on the device, for kernels that read keys and values of any
+/// rates of [`Profile::Compat`](crate::nsnquant::Profile::Compat): f32 `[512, 8]`, the 1-bit book
+/// first.
 #[derive(Clone, Debug)]
 pub struct DeviceCodebook {
     buffer: wgpu::Buffer,
@@ -70,11 +73,19 @@ impl DeviceCodebook {
         &self.buffer
     }
 
-    /// Where the book of a rate starts, in groups of four numbers.
-    pub const fn first_four(bits: Bits) -> u32 {
-        match bits {
-            Bits::One => 0,
-            Bits::Two => (CODEBOOK_ROWS * PIECE / 4) as u32,
+    /// Where the book of the pages of a layout starts, in groups of four numbers.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for pages that are not packed with a unit book.
+    pub fn first_four(&self, layout: &PageLayout) -> Result<u32> {
+        match (layout.format() == Format::unit(layout.bits()), layout.bits()) {
+            (true, Bits::One) => Ok(0),
+            (true, Bits::Two) => Ok((CODEBOOK_ROWS * PIECE / 4) as u32),
+            _ => Err(Error::Parameter {
+                argument: "pages",
+                got: layout.bits().get() as f64,
+                expected: "a rate of the compat profile",
+            }),
         }
     }
 }
