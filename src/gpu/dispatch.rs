@@ -56,7 +56,7 @@ pub struct Recorder<'a> {
     slots: Slots,
     pending: Vec<Pending>,
     timer: Option<Timer>,
-    dispatches: usize,
+    dispatches: u64,
 }
 
 impl core::fmt::Debug for Recorder<'_> {
@@ -79,14 +79,14 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Dispatches recorded so far.
-    pub fn dispatches(&self) -> usize {
-        self.dispatches
-    }
-
     /// The context that this recording belongs to.
     pub fn context(&self) -> &'a Context {
         self.context
+    }
+
+    /// Dispatches recorded so far.
+    pub fn dispatches(&self) -> u64 {
+        self.dispatches
     }
 
     /// Refuses a slice that [`Recorder::dispatch`] would refuse for this binding.

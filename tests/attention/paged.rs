@@ -274,7 +274,7 @@ impl Batch {
     }
 
     /// Runs on the device; returns the dispatches too.
-    pub fn gpu_counted(&self, config: &PagedAttend<'_>) -> wgkv::Result<(Attended, usize)> {
+    pub fn gpu_counted(&self, config: &PagedAttend<'_>) -> wgkv::Result<(Attended, u64)> {
         self.gpu_with(config, Ok)
     }
 
@@ -283,7 +283,7 @@ impl Batch {
         &self,
         config: &PagedAttend<'_>,
         change: impl FnOnce(DeviceTables) -> wgkv::Result<DeviceTables>,
-    ) -> wgkv::Result<(Attended, usize)> {
+    ) -> wgkv::Result<(Attended, u64)> {
         let context = support::context();
         let upload = |bytes: &[u8]| context.upload("test", bytes).expect("a buffer");
         let slabs = self.slabs.each_ref().map(|slabs| {
