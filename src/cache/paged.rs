@@ -175,3 +175,12 @@ pub(super) fn prompt(pool: &Pool, operation: &Operation<'_>) -> u32 {
         _ => 0,
     }
 }
+
+/// Whether two tables differ in counts of rows and next positions alone.
+pub(super) fn same_pages(a: &Tables, b: &Tables) -> bool {
+    a.sinks == b.sinks
+        && a.packed_offsets == b.packed_offsets
+        && a.packed == b.packed
+        && a.tail_offsets == b.tail_offsets
+        && a.tail == b.tail
+}
