@@ -2,6 +2,8 @@
 
 #[cfg(feature = "files")]
 mod file;
+#[cfg(feature = "files")]
+mod file_mlx;
 mod golden;
 mod layer;
 mod plan;
