@@ -46,9 +46,8 @@ fn data(dtype: Dtype, elements: Vec<f32>) -> Data {
 /// A cache that follows the rule.
 pub fn cache(dtype: Dtype, layers: usize, shape: [usize; 5]) -> PromptCache {
     let [batch, heads, tokens, head_dim_k, head_dim_v] = shape;
-    let side = |layer, side, channels| {
-        data(dtype, rule(layer, side, [batch, heads, tokens, channels]))
-    };
+    let side =
+        |layer, side, channels| data(dtype, rule(layer, side, [batch, heads, tokens, channels]));
     let layer = |layer| PromptLayer {
         keys: side(layer, 0, head_dim_k),
         values: side(layer, 1, head_dim_v),
@@ -209,7 +208,10 @@ fn files_that_do_not_hold_together_are_named() {
     let shape = |name: &str, shape: &[usize]| {
         changed(&bytes, |header| header[name]["shape"] = shape.into())
     };
-    assert_eq!(fault(&shape("0.0", &[2, 12, 8])), "0.0 has the shape [2, 12, 8], expected [B, H, N, D]");
+    assert_eq!(
+        fault(&shape("0.0", &[2, 12, 8])),
+        "0.0 has the shape [2, 12, 8], expected [B, H, N, D]"
+    );
     assert_eq!(
         fault(&shape("1.1", &[1, 1, 24, 8])),
         "1.1 has the shape [1, 1, 12, 8], 1.0 [1, 2, 12, 8]"
