@@ -139,7 +139,7 @@ impl PromptCache {
     }
 
     /// A cache without layers.
-    fn new([batch, heads, tokens, head_dim_k, head_dim_v]: [usize; 5]) -> Self {
+    pub(super) fn new([batch, heads, tokens, head_dim_k, head_dim_v]: [usize; 5]) -> Self {
         let (layers, metadata) = (Vec::new(), BTreeMap::new());
         Self { batch, heads, tokens, head_dim_k, head_dim_v, layers, metadata }
     }

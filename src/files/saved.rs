@@ -36,6 +36,7 @@ use super::header::{FileDtype, Header};
 use super::places::check_positions;
 use super::tables::{self, List};
 use super::{refuse, shown};
+use crate::cache::Exported;
 use crate::cache::pool::{Pool, PoolConfig, Snapshot};
 use crate::error::{Error, Result};
 use crate::layout::Bits;
@@ -140,6 +141,15 @@ impl<'a> Saved<'a> {
         Ok(Self { snapshot, pages, words, heads: config.heads, metadata })
     }
 
+    /// Sequences that a paged cache of either path exported.
+    ///
+    /// # Errors
+    /// As [`Saved::new`].
+    pub fn of(config: &PoolConfig, codebook: &Codebook, exported: Exported) -> Result<Self> {
+        let pages = exported.pages.into_iter().map(|layer| layer.map(Cow::Owned)).collect();
+        Self::new(config, codebook, exported.snapshot, pages)
+    }
+
     /// The tables.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
@@ -149,6 +159,11 @@ impl<'a> Saved<'a> {
     /// number them; none for a layer that there is not.
     pub fn pages(&self, layer: usize, class: PageClass) -> &[u8] {
         self.pages.get(layer).map_or(&[], |pages| &pages[class.index()])
+    }
+
+    /// Bytes of the pages of each layer, by class.
+    pub(super) fn slices(&self) -> Vec<[&[u8]; 3]> {
+        self.pages.iter().map(|pages| pages.each_ref().map(|bytes| &**bytes)).collect()
     }
 
     /// The file's bytes.
