@@ -10,6 +10,7 @@
 
 mod grid;
 pub mod pool;
+pub mod tables;
 
 pub use grid::Grid;
 
