@@ -129,6 +129,14 @@ pub enum Error {
         /// What the device allows.
         allowed: u64,
     },
+    /// The device has not the memory for a buffer.
+    #[error("the device has no memory for {argument}, {needed} bytes")]
+    OutOfDeviceMemory {
+        /// Name of the buffer.
+        argument: &'static str,
+        /// Bytes of the buffer.
+        needed: u64,
+    },
     /// The device lacks a feature that was asked for.
     #[error("the device lacks {feature}, which {argument} needs")]
     MissingFeature {

@@ -1,5 +1,7 @@
 //! Buffers: views of the caller's, and our own.
 
+use core::future::Future;
+
 use super::requirements::binding_limit;
 use crate::error::{Error, Result};
 
@@ -30,7 +32,8 @@ impl<'a> From<&'a wgpu::Buffer> for Slice<'a> {
 /// Makes a storage buffer that holds `bytes`, padded with zeros to a multiple of 4.
 ///
 /// # Errors
-/// [`Error::DeviceLimit`] when the device allows no buffer or binding of this size.
+/// [`Error::DeviceLimit`] when the device allows no buffer or binding of this size;
+/// [`Error::OutOfDeviceMemory`].
 pub fn upload(device: &wgpu::Device, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
     upload_as(device, label, bytes, storage_usage())
 }
@@ -44,12 +47,9 @@ pub(super) fn upload_as(
 ) -> Result<wgpu::Buffer> {
     let size = (bytes.len() as u64).next_multiple_of(4).max(4);
     check_size(device, label, size)?;
-    let buffer = device.create_buffer(&wgpu::BufferDescriptor {
-        label: Some(label),
-        size,
-        usage,
-        mapped_at_creation: true,
-    });
+    let descriptor =
+        wgpu::BufferDescriptor { label: Some(label), size, usage, mapped_at_creation: true };
+    let buffer = allocate(device, label, &descriptor)?;
     fill(&buffer, 0, bytes)?;
     buffer.unmap();
     Ok(buffer)
@@ -63,12 +63,28 @@ pub(super) fn create(
 ) -> Result<wgpu::Buffer> {
     let size = size.checked_next_multiple_of(4).unwrap_or(u64::MAX).max(4);
     check_size(device, label, size)?;
-    Ok(device.create_buffer(&wgpu::BufferDescriptor {
-        label: Some(label),
-        size,
-        usage: storage_usage(),
-        mapped_at_creation: false,
-    }))
+    let usage = storage_usage();
+    let descriptor =
+        wgpu::BufferDescriptor { label: Some(label), size, usage, mapped_at_creation: false };
+    allocate(device, label, &descriptor)
+}
+
+/// Makes a buffer, or says that the device has no memory for it. Natively the answer is there at
+/// once; a browser's comes later, through the device's own error handling.
+pub(super) fn allocate(
+    device: &wgpu::Device,
+    argument: &'static str,
+    descriptor: &wgpu::BufferDescriptor<'_>,
+) -> Result<wgpu::Buffer> {
+    let scope = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+    let buffer = device.create_buffer(descriptor);
+    let answer = core::pin::pin!(scope.pop());
+    match answer.poll(&mut core::task::Context::from_waker(core::task::Waker::noop())) {
+        core::task::Poll::Ready(Some(_)) => {
+            Err(Error::OutOfDeviceMemory { argument, needed: descriptor.size })
+        }
+        _ => Ok(buffer),
+    }
 }
 
 pub(super) fn storage_usage() -> wgpu::BufferUsages {

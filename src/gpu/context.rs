@@ -68,7 +68,8 @@ impl Context {
     /// Makes a storage buffer holding `bytes` (see [`super::upload`]).
     ///
     /// # Errors
-    /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size.
+    /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size;
+    /// [`crate::Error::OutOfDeviceMemory`].
     pub fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
         buffer::upload(self.device(), label, bytes)
     }
@@ -77,7 +78,8 @@ impl Context {
     /// [`super::Binding::Constant`].
     ///
     /// # Errors
-    /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size.
+    /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size;
+    /// [`crate::Error::OutOfDeviceMemory`].
     pub fn upload_constant(&self, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
         let usage = buffer::storage_usage() | wgpu::BufferUsages::UNIFORM;
         buffer::upload_as(self.device(), label, bytes, usage)
@@ -86,7 +88,8 @@ impl Context {
     /// Makes an empty storage buffer that can also be copied from and to.
     ///
     /// # Errors
-    /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size.
+    /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size;
+    /// [`crate::Error::OutOfDeviceMemory`].
     pub fn create(&self, label: &'static str, size: u64) -> Result<wgpu::Buffer> {
         buffer::create(self.device(), label, size)
     }

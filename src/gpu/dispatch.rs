@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::buffer::Slice;
+use super::buffer::{Slice, allocate};
 use super::context::Context;
 use super::kernel::{Binding, Kernel, Variant};
 use super::params::{Magic, Params, SLOT_BYTES, Slots};
@@ -80,6 +80,11 @@ impl<'a> Recorder<'a> {
     /// The context that this recording belongs to.
     pub fn context(&self) -> &'a Context {
         self.context
+    }
+
+    /// Refuses a slice that [`Recorder::dispatch`] would refuse for this binding.
+    pub(crate) fn check(&self, binding: Binding, slice: &Slice<'_>) -> Result<()> {
+        check_slice(binding, slice, &self.context.device().limits())
     }
 
     /// Measures the dispatches that follow, up to the next mark, under `label`. Without
@@ -263,12 +268,13 @@ impl<'a> Recorder<'a> {
                 allowed,
             });
         }
-        let staging = self.context.device().create_buffer(&wgpu::BufferDescriptor {
+        let descriptor = wgpu::BufferDescriptor {
             label: Some("wgkv read-back"),
             size: total,
             usage: wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ,
             mapped_at_creation: false,
-        });
+        };
+        let staging = allocate(self.context.device(), "read-back", &descriptor)?;
         self.encoder.copy_buffer_to_buffer(&word, 0, &staging, 0, 4);
         let mut offset = 8;
         let mut waiting = Vec::with_capacity(self.pending.len());

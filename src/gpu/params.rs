@@ -93,15 +93,19 @@ impl Slots {
         if self.block.as_ref().is_some_and(|block| block.used == SLOTS_PER_BLOCK) {
             self.close();
         }
-        let block = self.block.get_or_insert_with(|| Block {
-            buffer: self.device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("wgkv parameters"),
-                size: self.stride * SLOTS_PER_BLOCK,
-                usage: wgpu::BufferUsages::UNIFORM,
-                mapped_at_creation: true,
-            }),
-            used: 0,
-        });
+        let block = match &mut self.block {
+            Some(block) => block,
+            None => {
+                let descriptor = wgpu::BufferDescriptor {
+                    label: Some("wgkv parameters"),
+                    size: self.stride * SLOTS_PER_BLOCK,
+                    usage: wgpu::BufferUsages::UNIFORM,
+                    mapped_at_creation: true,
+                };
+                let buffer = super::buffer::allocate(&self.device, "parameters", &descriptor)?;
+                self.block.insert(Block { buffer, used: 0 })
+            }
+        };
         let offset = block.used * self.stride;
         block.used += 1;
         super::buffer::fill(&block.buffer, offset, bytes)?;

@@ -4,7 +4,7 @@
 // the two differ: to f16 and bf16 by round-to-nearest-even, finite values beyond the range as the
 // largest of the type. Equal types keep their bits.
 // Dispatched by src/cache/gpu/rows.rs; its twin is src/cache/cpu/rows.rs.
-// One thread a word of `to`; 256 threads a workgroup.
+// One thread a word of `to`; 256 threads a workgroup. Needs element.wgsl, narrow.wgsl and divide.wgsl.
 
 struct Params {
     total: u32,
@@ -29,28 +29,6 @@ struct Params {
 @group(0) @binding(1) var<storage, read> source: array<u32>;
 @group(0) @binding(2) var<storage, read_write> result: array<u32>;
 
-// The bits of an f32 as those of an f16 or bf16.
-fn rows_narrow(bits: u32) -> u32 {
-    if params.to_dtype == 1u {
-        let half = element_half(bits);
-        let beyond = element_finite(bits) && (half & 0x7fffu) == 0x7c00u;
-        return select(half, (half & 0x8000u) | 0x7bffu, beyond);
-    }
-    let magnitude = bits & 0x7fffffffu;
-    let up = (magnitude + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
-    let held = select(up, min(up, 0x7f7fu), element_finite(bits));
-    let rounded = ((bits >> 16u) & 0x8000u) | held;
-    let nan = (bits >> 16u) | 0x40u;
-    return select(rounded, nan, magnitude > 0x7f800000u);
-}
-
-// The bits of an element as those of an f32; NaN comes quiet, as the host's conversions make it.
-fn rows_read(element: u32) -> u32 {
-    let word = source[element_word(element, params.from_dtype)];
-    let bits = element_bits(word, element, params.from_dtype);
-    return bits | select(0u, 0x400000u, (bits & 0x7fffffffu) > 0x7f800000u);
-}
-
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -69,10 +47,14 @@ fn main(
         if params.from_dtype == params.to_dtype {
             value = source[from_token * params.words + word];
         } else if params.to_dtype == 0u {
-            value = rows_read(from_token * params.head_dim + word);
+            let element = from_token * params.head_dim + word;
+            let held = source[element_word(element, params.from_dtype)];
+            value = narrow_wide(held, element, params.from_dtype);
         } else {
             let element = from_token * params.head_dim + 2u * word;
-            value = rows_narrow(rows_read(element)) | (rows_narrow(rows_read(element + 1u)) << 16u);
+            let first = source[element_word(element, params.from_dtype)];
+            let second = source[element_word(element + 1u, params.from_dtype)];
+            value = narrow_pair(first, second, element, params.from_dtype, params.to_dtype);
         }
         result[to_token * params.words + word] = value;
     }

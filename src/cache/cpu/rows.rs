@@ -37,35 +37,36 @@ pub fn copy(plan: &Move, source: Elements<'_>, result: &mut [u32]) -> Result<()>
         let to = (row * plan.to_tokens + plan.to_first) * words;
         let part = source.slice(from..from + count);
         let out = &mut result[to..to + plan.tokens * words];
-        if plan.from_dtype == plan.to_dtype {
-            bytemuck::cast_slice_mut::<u32, u8>(out).copy_from_slice(part.bytes());
-            continue;
+        convert(part, plan.to_dtype, out);
+    }
+    Ok(())
+}
+
+/// Elements as words of elements of `dtype`, which they fill exactly: equal types keep their bits; to
+/// f16 and bf16, finite values beyond the range become the largest of the type.
+pub(in crate::cache) fn convert(part: Elements<'_>, dtype: Dtype, out: &mut [u32]) {
+    if part.dtype() == dtype {
+        bytemuck::cast_slice_mut::<u32, u8>(out).copy_from_slice(part.bytes());
+        return;
+    }
+    match dtype {
+        Dtype::F32 => {
+            for (index, value) in bytemuck::cast_slice_mut::<u32, f32>(out).iter_mut().enumerate() {
+                *value = part.get(index);
+            }
         }
-        match plan.to_dtype {
-            Dtype::F32 => {
-                for (index, value) in
-                    bytemuck::cast_slice_mut::<u32, f32>(out).iter_mut().enumerate()
-                {
-                    *value = part.get(index);
-                }
+        Dtype::F16 => {
+            for (index, value) in bytemuck::cast_slice_mut::<u32, f16>(out).iter_mut().enumerate() {
+                *value = saturated(part.get(index));
             }
-            Dtype::F16 => {
-                for (index, value) in
-                    bytemuck::cast_slice_mut::<u32, f16>(out).iter_mut().enumerate()
-                {
-                    *value = saturated(part.get(index));
-                }
-            }
-            Dtype::Bf16 => {
-                for (index, value) in
-                    bytemuck::cast_slice_mut::<u32, bf16>(out).iter_mut().enumerate()
-                {
-                    *value = saturated_bf16(part.get(index));
-                }
+        }
+        Dtype::Bf16 => {
+            for (index, value) in bytemuck::cast_slice_mut::<u32, bf16>(out).iter_mut().enumerate()
+            {
+                *value = saturated_bf16(part.get(index));
             }
         }
     }
-    Ok(())
 }
 
 /// The nearest f16; finite values beyond the range become its largest, NaN and Inf stay.

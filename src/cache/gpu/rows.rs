@@ -49,6 +49,7 @@ static KERNEL: Kernel = Kernel {
     name: "cache/rows",
     source: concat!(
         include_str!("../../../wgsl/common/element.wgsl"),
+        include_str!("../../../wgsl/common/narrow.wgsl"),
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/cache/rows.wgsl"),
     ),

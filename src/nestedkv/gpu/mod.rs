@@ -18,6 +18,7 @@ pub mod surprise;
 pub use crate::primitives::gpu::gather::{Gathered, first_beyond};
 pub use budgets::allocate_head_budgets;
 pub use evict::{DeviceEvicted, DeviceKept, compress_prefill, gather, keep};
+pub(crate) use score::check_limits;
 pub use score::{DeviceScores, score};
 pub use state::{DeviceAppended, DeviceKv, NestedKvState};
 

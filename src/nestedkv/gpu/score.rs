@@ -70,7 +70,7 @@ pub fn score(
 
 /// Refuses before anything is recorded what a later stage could not bind: the largest are the keys
 /// and the three scores of every token.
-fn check_limits(rec: &Recorder<'_>, keys: &DeviceTensor<'_>) -> Result<()> {
+pub(crate) fn check_limits(rec: &Recorder<'_>, keys: &DeviceTensor<'_>) -> Result<()> {
     let limits = rec.context().device().limits();
     let allowed = binding_limit(&limits).min(limits.max_buffer_size);
     let scales = 12 * (keys.rows() * keys.tokens()) as u64;

@@ -14,6 +14,7 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/page.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/decode.wgsl"),
         include_str!("../../../wgsl/nsnquant/decode.wgsl"),
     ),
     bindings: &[
@@ -37,6 +38,11 @@ pub fn variants() -> Vec<Variant> {
 
 fn variant(layout: &PageLayout, hadamard: &Hadamard) -> Variant {
     Variant { constants: device::constants(layout, hadamard), overrides: Vec::new() }
+}
+
+/// The variant for a codec, also of other kernels around `wgsl/common/decode.wgsl`.
+pub(crate) fn variant_for(codec: &DeviceCodec) -> Variant {
+    variant(codec.layout(), codec.codec().hadamard())
 }
 
 /// Records the unpacking of `page_count` pages: token t of page p goes to row `starts[p] + t` of

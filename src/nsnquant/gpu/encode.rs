@@ -13,6 +13,7 @@ static KERNEL: Kernel = Kernel {
     source: concat!(
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/encode.wgsl"),
         include_str!("../../../wgsl/nsnquant/encode.wgsl"),
     ),
     bindings: &[
@@ -39,6 +40,11 @@ fn variant(layout: &PageLayout, hadamard: &Hadamard) -> Variant {
     let mut constants = device::constants(layout, hadamard);
     constants.push(("SCALES", layout.chunk().next_power_of_two().max(64) as u32));
     Variant { constants, overrides: Vec::new() }
+}
+
+/// The variant for a codec, also of other kernels around `wgsl/common/encode.wgsl`.
+pub(crate) fn variant_for(codec: &DeviceCodec) -> Variant {
+    variant(codec.layout(), codec.codec().hadamard())
 }
 
 /// Records the packing of `pages` chunks: page p of `out` (u32 `[pages, words]`) gets the token rows

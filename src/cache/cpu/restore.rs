@@ -1,0 +1,73 @@
+//! Unpacks rows of packed pages: the twin of `wgsl/cache/restore.wgsl`.
+
+use super::pages::{Slabs, page, page_mut, part};
+use super::rows::convert;
+use crate::cache::paged::FetchRows;
+use crate::cache::pool::Restore;
+use crate::layout::pool::{PageClass, PoolLayout};
+use crate::nsnquant::{Codec, cpu};
+use crate::shape::{Dtype, Elements};
+
+/// Carries out a list of restores from packed pages into raw pages of `raw` elements, positions
+/// included. Entries whose pages lie in no slab are ignored.
+pub fn restore(
+    layout: &PoolLayout,
+    codecs: &[Codec; 2],
+    list: &[Restore],
+    raw: Dtype,
+    from: &Slabs,
+    to: &mut Slabs,
+) {
+    for entry in list {
+        let Some(packed) = page(layout, PageClass::Packed, from, entry.from) else { continue };
+        let Some(to) = page_mut(layout, PageClass::Raw, to, entry.to) else { continue };
+        let rows = (entry.rows as usize).min(layout.chunk());
+        for (side, codec) in codecs.iter().enumerate() {
+            let first = part(layout, PageClass::Raw, side);
+            let words = rows * layout.row_words(side);
+            unpack(layout, codec, side, packed, raw, &mut to[first..first + words]);
+        }
+        let [first, last] = [PageClass::Packed, PageClass::Raw].map(|class| part(layout, class, 2));
+        to[last..last + rows].copy_from_slice(&packed[first..first + rows]);
+    }
+}
+
+/// Unpacks one side (0 keys, 1 values) of a list of pages into `out`, words of a dense tensor
+/// `[rows, head_dim]` of `dtype`. Entries whose pages lie in no slab are ignored, as are rows beyond
+/// the tensor.
+pub fn restore_dense(
+    layout: &PoolLayout,
+    codec: &Codec,
+    side: usize,
+    list: &[FetchRows],
+    from: &Slabs,
+    dtype: Dtype,
+    out: &mut [u32],
+) {
+    let words = layout.head_dims()[side] * dtype.bytes() / 4;
+    let held = out.len() / words;
+    for entry in list {
+        let Some(packed) = page(layout, PageClass::Packed, from, entry.from) else { continue };
+        let first = (entry.to as usize).min(held);
+        let rows = (entry.rows as usize).min(layout.chunk()).min(held - first);
+        let out = &mut out[first * words..(first + rows) * words];
+        unpack(layout, codec, side, packed, dtype, out);
+    }
+}
+
+/// Unpacks as many tokens of one side of a page as `out` holds.
+fn unpack(
+    layout: &PoolLayout,
+    codec: &Codec,
+    side: usize,
+    packed: &[u32],
+    dtype: Dtype,
+    out: &mut [u32],
+) {
+    let first = part(layout, PageClass::Packed, side);
+    let page = &packed[first..first + codec.layout().words()];
+    let mut rows = vec![0.0; layout.chunk() * layout.head_dims()[side]];
+    cpu::decode_page(codec, page, &mut rows);
+    let count = out.len() * 4 / dtype.bytes();
+    convert(Elements::F32(&rows[..count]), dtype, out);
+}

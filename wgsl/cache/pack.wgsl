@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Packs raw pages: keys or values of each into those of a packed page, and with `rows` > 0 the
+// positions too. Pages outside the slabs are ignored. Dispatched by src/cache/gpu/pack.rs; twin
+// src/cache/cpu/pack.rs.
+// One workgroup an entry (from, to). Needs element.wgsl, hadamard.wgsl and encode.wgsl of common.
+
+struct Params {
+    first: u32,
+    count: u32,
+    from_base: u32,
+    from_pages: u32,
+    from_words: u32,
+    from_side: u32,
+    from_positions: u32,
+    to_base: u32,
+    to_pages: u32,
+    to_words: u32,
+    to_side: u32,
+    to_positions: u32,
+    rows: u32,
+    chunk: u32,
+    dtype: u32,
+    sign_offset: u32,
+    s1_offset: u32,
+    s2_offset: u32,
+    o_offset: u32,
+    scale: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> list: array<u32>;
+@group(0) @binding(2) var<storage, read> data: array<u32>;
+// Centroid i is rows 2i and 2i + 1.
+@group(0) @binding(3) var<uniform> book: array<vec4<f32>, 512>;
+@group(0) @binding(4) var<storage, read_write> pages: array<u32>;
+
+@compute @workgroup_size(HADAMARD_LANES)
+fn main(
+    @builtin(local_invocation_index) lane: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
+    let index = group.y * groups.x + group.x;
+    let entry = params.first + 2u * min(index, params.count - 1u);
+    let start = list[entry] - params.from_base;
+    let end = list[entry + 1u] - params.to_base;
+    let live = index < params.count && start < params.from_pages && end < params.to_pages;
+    let read = select(0u, start * params.from_words, live);
+    let write = select(0u, end * params.to_words, live);
+    let rows = select(0u, params.rows, live);
+    for (var i = lane; i < rows; i += HADAMARD_LANES) {
+        pages[write + params.to_positions + i] = data[read + params.from_positions + i];
+    }
+    let chunk = select(0u, params.chunk, live);
+    encode_chunk(lane, chunk, 2u * (read + params.from_side), write + params.to_side);
+}

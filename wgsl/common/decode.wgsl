@@ -1,0 +1,123 @@
+// Unpacks the first tokens of a page: token t is s1 * (s2 * H^T c + o), c being its centroids at norm
+// sqrt(d). Twin: src/nsnquant/cpu/decode.rs, with the same order of sums.
+// Tokens come in batches that fill hadamard_data. A lane owns two pieces of a batch.
+// Needs element.wgsl, page.wgsl and hadamard.wgsl, and these bindings: `pages` (read), `book` (read),
+// `rows` (written), and `params` with dtype, sign_offset, s1_offset, s2_offset, o_offset, scale and
+// norm.
+
+const LANES: u32 = HADAMARD_LANES;
+const MIN_SCALE: f32 = 1e-8;
+// Largest magnitude of a decoded value: of f32, and of f16.
+const LIMIT: f32 = 3.4e38;
+const HALF_LIMIT: f32 = 65504.0;
+// Scales above this are multiplied after they and the limit were shrunk by 2^64, so that no product
+// overflows before it is clamped. Not by a quotient: a GPU may flush the reciprocal of such a scale.
+const HUGE: f32 = 1.2676506e30;
+const SHRINK: f32 = 5.421010862427522e-20;
+const GROW: f32 = 1.8446744073709552e19;
+
+var<workgroup> wg_square: array<f32, 2 * HADAMARD_LANES>;
+var<workgroup> wg_gain: array<f32, BATCH>;
+var<workgroup> wg_s1: array<f32, BATCH>;
+var<workgroup> wg_s2: array<f32, BATCH>;
+var<workgroup> wg_mean: array<f32, HEAD_DIM>;
+
+// Token of the batch that owns a piece. Exact for places below 256 and up to 64 pieces a token.
+fn batch_token(place: u32) -> u32 {
+    return (place * PIECES_MAGIC) >> 16u;
+}
+
+// Fills the piece `place` of the batch from the codes at `byte` of the page at word `page`.
+fn look_up(page: u32, byte: u32, place: u32, live: bool) {
+    var low = vec4<f32>(0.0);
+    var high = vec4<f32>(0.0);
+    var square = 0.0;
+    if live {
+        let index = page_byte(pages[page + (byte >> 2u)], byte);
+        low = book[2u * index];
+        high = book[2u * index + 1u];
+        let a = low * low;
+        let b = high * high;
+        square = ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
+        if BITS == 2u {
+            let signs = page_byte(pages[page + params.sign_offset + (byte >> 2u)], byte);
+            low = page_signed(low, signs);
+            high = page_signed(high, signs >> 4u);
+        }
+    }
+    wg_square[place] = square;
+    let at = place * 8u;
+    if at < HADAMARD_VALUES {
+        hadamard_data[at] = low.x;
+        hadamard_data[at + 1u] = low.y;
+        hadamard_data[at + 2u] = low.z;
+        hadamard_data[at + 3u] = low.w;
+        hadamard_data[at + 4u] = high.x;
+        hadamard_data[at + 5u] = high.y;
+        hadamard_data[at + 6u] = high.z;
+        hadamard_data[at + 7u] = high.w;
+    }
+}
+
+// Value `at` of the batch, restored.
+fn restore(at: u32) -> f32 {
+    let token = batch_token(at >> 3u);
+    let channel = at - token * HEAD_DIM;
+    let s1 = wg_s1[token];
+    let inner = wg_s2[token] * (hadamard_data[at] * wg_gain[token]) + wg_mean[channel];
+    if s1 > HUGE {
+        return clamp((s1 * SHRINK) * inner, -LIMIT * SHRINK, LIMIT * SHRINK) * GROW;
+    }
+    return s1 * inner;
+}
+
+// Sixteen bits of a value for dtype 1 (f16, saturating) or 2 (bf16).
+fn narrow(value: f32) -> u32 {
+    if params.dtype == 1u {
+        return element_half(bitcast<u32>(clamp(value, -HALF_LIMIT, HALF_LIMIT)));
+    }
+    let bits = bitcast<u32>(value);
+    return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
+}
+
+// Unpacks `chunk` tokens of the page at word `page` into rows that start at word `out` of `rows`. To be
+// called by the whole workgroup.
+fn decode_chunk(lane: u32, chunk: u32, page: u32, out: u32) {
+    let place = vec2<u32>(lane, lane + LANES);
+    let token = vec2<u32>(batch_token(place.x), batch_token(place.y));
+    for (var c = lane; c < HEAD_DIM; c += LANES) {
+        wg_mean[c] = page_real(pages[page + params.o_offset + (c >> 1u)], c);
+    }
+    for (var first = 0u; first < chunk; first += BATCH) {
+        let live = (token < vec2<u32>(BATCH)) & (token + first < vec2<u32>(chunk));
+        let byte = first * PIECES + place;
+        look_up(page, byte.x, place.x, live.x);
+        look_up(page, byte.y, place.y, live.y);
+        workgroupBarrier();
+        for (var t = lane; t < BATCH; t += LANES) {
+            var square = 0.0;
+            for (var p = 0u; p < PIECES; p++) {
+                square += wg_square[t * PIECES + p];
+            }
+            let at = min(first + t, chunk - 1u);
+            wg_gain[t] = params.norm / max(sqrt(square), MIN_SCALE) * params.scale;
+            wg_s1[t] = page_scale(pages[page + params.s1_offset + (at >> 1u)], at);
+            wg_s2[t] = page_real(pages[page + params.s2_offset + (at >> 1u)], at);
+        }
+        hadamard_apply(lane, HADAMARD_BACK);
+        let count = min(BATCH, chunk - first) * HEAD_DIM;
+        let at_first = first * HEAD_DIM;
+        if params.dtype == 0u {
+            for (var at = lane; at < count; at += LANES) {
+                rows[out + at_first + at] = bitcast<u32>(restore(at));
+            }
+        } else {
+            for (var pair = lane; pair < (count >> 1u); pair += LANES) {
+                let low = narrow(restore(2u * pair));
+                let high = narrow(restore(2u * pair + 1u));
+                rows[out + (at_first >> 1u) + pair] = low | (high << 16u);
+            }
+        }
+        workgroupBarrier();
+    }
+}
