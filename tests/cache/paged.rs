@@ -92,6 +92,27 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Few shapes, since a device compiles pipelines for each: what else there is stays random.
+fn device_config() -> impl Strategy<Value = PoolConfig> {
+    let two = Some((Bits::Two, Bits::Two));
+    let shapes = vec![
+        (2usize, 2usize, [16usize, 24], Some((Bits::Two, Bits::One)), 16usize, Dtype::F16),
+        (1, 3, [64, 32], two, 32, Dtype::Bf16),
+        (2, 1, [8, 16], None, 17, Dtype::F16),
+        (1, 2, [32, 80], Some((Bits::One, Bits::Two)), 20, Dtype::F16),
+    ];
+    (config(), prop::sample::select(shapes)).prop_map(|(config, shape)| {
+        let (layers, heads, [head_dim_k, head_dim_v], bits, chunk, raw) = shape;
+        let shaped =
+            PoolConfig { layers, heads, head_dim_k, head_dim_v, bits, chunk, raw, ..config };
+        let layout = PoolConfig { slab_bytes: 1 << 24, ..shaped.clone() }.layout().unwrap();
+        let page = PageClass::ALL.map(|class| layout.bytes(class)).into_iter().max().unwrap();
+        let slabs = config.byte_budget / config.slab_bytes;
+        let slab_bytes = page * (1 + shaped.slab_bytes % 7);
+        PoolConfig { slab_bytes, byte_budget: slab_bytes * slabs, ..shaped }
+    })
+}
+
 /// Pools of small pages; slabs of one page to ten, budgets of a few slabs to more than a program can
 /// fill.
 fn config() -> impl Strategy<Value = PoolConfig> {
@@ -150,6 +171,39 @@ fn settings(cases: u32) -> ProptestConfig {
         failure_persistence: None,
         max_shrink_iters: 4_000,
         ..ProptestConfig::default()
+    }
+}
+
+static EQUAL: AtomicUsize = AtomicUsize::new(0);
+static CLOSE: AtomicUsize = AtomicUsize::new(0);
+static APART: AtomicUsize = AtomicUsize::new(0);
+
+proptest! {
+    #![proptest_config(settings(120))]
+
+    #[test]
+    fn lives_on_both_paths(
+        config in device_config(),
+        seed in any::<u64>(),
+        program in prop::collection::vec(op(), 1..16),
+    ) {
+        let mut world = World::both(&config);
+        world.noise = crate::paged_model::Noise::new(seed);
+        world.begin();
+        for op in &program {
+            world.run(op);
+            if world.apart {
+                // The device kept another token with nearly the same score: another life from here.
+                APART.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
+        }
+        world.check();
+        let pages = world.end();
+        let equal = EQUAL.fetch_add(pages.equal, Ordering::Relaxed) + pages.equal;
+        let close = CLOSE.fetch_add(pages.close, Ordering::Relaxed) + pages.close;
+        prop_assert!(close <= 3 + equal / 50, "{close} of {equal} pages are only close");
+        prop_assert!(APART.load(Ordering::Relaxed) <= 2);
     }
 }
 

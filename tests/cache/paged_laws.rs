@@ -96,7 +96,8 @@ fn a_batch_gives_each_member_the_bits_that_it_has_alone() {
         let split = batch.attend(&[place as u8], 0, &Ask::newest(2, &ask.seeds[place..=place]));
         assert_eq!(one, split);
         for ((out, lse), (all_out, all_lse)) in one.iter().zip(&together) {
-            let part = |all: &[f32]| all[place * all.len() / 3..(place + 1) * all.len() / 3].to_vec();
+            let part =
+                |all: &[f32]| all[place * all.len() / 3..(place + 1) * all.len() / 3].to_vec();
             assert_eq!((out, lse), (&part(all_out), &part(all_lse)));
         }
         world.end();

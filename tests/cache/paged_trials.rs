@@ -57,7 +57,8 @@ fn borders(config: &PoolConfig, lengths: &[u32], device: bool) {
 
 #[test]
 fn t13_lengths_at_every_border() {
-    let lengths: Vec<u32> = (0..=130).chain(191..=193).chain(255..=257).chain(1023..=1027).collect();
+    let lengths: Vec<u32> =
+        (0..=130).chain(191..=193).chain(255..=257).chain(1023..=1027).collect();
     for sinks in [0, 4] {
         for recent in [0, 1, 63, 64, 65] {
             let config = PoolConfig {
@@ -103,7 +104,8 @@ fn t18_positions_through_eviction_decoding_and_trims() {
     let mut world = World::both(&config);
     let place = world.prompt(1, 300, Finish::Adaptive(128));
     assert_eq!(seen(&world, place), 300);
-    let lengths = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(l, h)| positions(&world, place, l, h).len());
+    let lengths =
+        [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(l, h)| positions(&world, place, l, h).len());
     assert_eq!((lengths[0] + lengths[1], lengths[2] + lengths[3]), (256, 256));
     assert_ne!(lengths[0], lengths[1], "uneven heads");
     let before = positions(&world, place, 1, 1);
@@ -128,8 +130,15 @@ fn t19_trims_of_an_evicted_prompt() {
     for (dropped, ok) in [(3, true), (17, true), (20, true), (21, false)] {
         let mut world = World::both(&PoolConfig { sinks: 0, recent: 0, ..config() });
         let place = world.prompt(4, 20, Finish::Adaptive(4));
-        let before: Vec<u32> =
-            (0..2).flat_map(|layer| (0..2).map(move |head| (layer, head))).map(|(l, h)| positions(&world, place, l, h).iter().filter(|p| **p < 20u32.saturating_sub(dropped)).count() as u32).collect();
+        let before: Vec<u32> = (0..2)
+            .flat_map(|layer| (0..2).map(move |head| (layer, head)))
+            .map(|(l, h)| {
+                positions(&world, place, l, h)
+                    .iter()
+                    .filter(|p| **p < 20u32.saturating_sub(dropped))
+                    .count() as u32
+            })
+            .collect();
         assert_eq!(world.trim(&[(0, dropped)]), ok);
         world.check();
         if ok {
@@ -304,7 +313,8 @@ fn t23_members_leave_join_and_are_empty() {
         assert_eq!(batch.show(place), alone.show(0));
         let one = alone.attend(&[0], 1, &ask(&[*story]));
         for ((out, lse), (all_out, all_lse)) in one.iter().zip(&together) {
-            let part = |all: &[f32]| all[place * all.len() / 5..(place + 1) * all.len() / 5].to_vec();
+            let part =
+                |all: &[f32]| all[place * all.len() / 5..(place + 1) * all.len() / 5].to_vec();
             assert_eq!((out, lse), (&part(all_out), &part(all_lse)));
         }
         alone.end();

@@ -1,7 +1,6 @@
 //! The two paths of the paged cache behind one face.
 
 use wgkv::Result;
-use wgkv::attention::{self, PagedAttend, Queries};
 use wgkv::cache::cpu as host;
 use wgkv::cache::cpu::IncomingRows as HostIncoming;
 use wgkv::cache::gpu as device;
@@ -153,6 +152,16 @@ impl Twin for Host {
         Ok(Fetched { keys, values, positions: rows.positions })
     }
 
+    fn attend(
+        &mut self,
+        _: &[SequenceId],
+        _: usize,
+        _: &Ask,
+        _: &Data,
+    ) -> Result<(Vec<f32>, Vec<f32>)> {
+        unreachable!()
+    }
+
     fn pages(&mut self, layer: usize, pages: &[(PageClass, PageId)]) -> Vec<Vec<u32>> {
         let layout = self.cache.pool().layout();
         let words = |(class, page): &(PageClass, PageId)| {
@@ -231,8 +240,10 @@ impl Twin for Device {
         if step.source_rows() == 0 {
             return submit(&self.context, |rec| self.cache.record_all(rec, &step));
         }
-        let buffers: Vec<_> =
-            incoming.iter().map(|rows| [self.upload(&rows.keys), self.upload(&rows.values)]).collect();
+        let buffers: Vec<_> = incoming
+            .iter()
+            .map(|rows| [self.upload(&rows.keys), self.upload(&rows.values)])
+            .collect();
         submit(&self.context, |rec| {
             buffers.iter().enumerate().try_for_each(|(layer, [keys, values])| {
                 let dtype = incoming[layer].keys.elements().dtype();
@@ -297,7 +308,9 @@ impl Twin for Device {
         let floats = |bytes: Vec<u8>, dim: usize| {
             let mut floats = match dtype {
                 Dtype::F32 => bytemuck::pod_collect_to_vec(&bytes),
-                _ => Data::of_bits(dtype, &bytemuck::pod_collect_to_vec::<u8, u16>(&bytes)).floats(),
+                _ => {
+                    Data::of_bits(dtype, &bytemuck::pod_collect_to_vec::<u8, u16>(&bytes)).floats()
+                }
             };
             floats.truncate(rows * dim);
             floats
@@ -307,6 +320,16 @@ impl Twin for Device {
         let mut positions: Vec<u32> = words(&self.context, &mut positions);
         positions.truncate(rows);
         Ok(Fetched { keys, values, positions })
+    }
+
+    fn attend(
+        &mut self,
+        _: &[SequenceId],
+        _: usize,
+        _: &Ask,
+        _: &Data,
+    ) -> Result<(Vec<f32>, Vec<f32>)> {
+        unreachable!()
     }
 
     fn pages(&mut self, layer: usize, pages: &[(PageClass, PageId)]) -> Vec<Vec<u32>> {

@@ -201,15 +201,31 @@ impl World {
             Err(Error::Finished { .. } | Error::Unfinished { .. }) if wrong => return false,
             Err(error) => panic!("{error}"),
         }
+        self.book(&places, &parts, prompt, incoming);
+        if flush {
+            self.flush_model(&places);
+        }
+        true
+    }
+
+    /// Books rows that were added to one sequence and flushed.
+    pub fn booked(&mut self, place: usize, tokens: u32, incoming: &[Incoming]) {
+        let parts = [Part { sequence: self.live[place].0, tokens }];
+        self.book(&[place], &parts, false, incoming);
+        self.flush_model(&[place]);
+    }
+
+    fn book(&mut self, places: &[usize], parts: &[Part], prompt: bool, incoming: &[Incoming]) {
         let (shape, dims) = (self.shape, self.dims);
         for layer in 0..shape.layers {
             let sides = [incoming[layer].keys.floats(), incoming[layer].values.floats()];
             let mut source = 0;
-            for (place, part) in places.iter().zip(&parts) {
+            for (place, part) in places.iter().zip(parts) {
                 let sequence = &mut self.live[*place].1;
                 for head in 0..shape.heads {
                     for token in 0..part.tokens {
-                        let row = [0, 1].map(|side| &sides[side][source * dims[side]..][..dims[side]]);
+                        let row =
+                            [0, 1].map(|side| &sides[side][source * dims[side]..][..dims[side]]);
                         let id = self.contents.add(row);
                         let head = &mut sequence.heads[layer * shape.heads + head];
                         head.add(&shape, sequence.seen + token, id);
@@ -218,7 +234,7 @@ impl World {
                 }
             }
         }
-        for (place, part) in places.iter().zip(&parts) {
+        for (place, part) in places.iter().zip(parts) {
             let sequence = &mut self.live[*place].1;
             sequence.seen += part.tokens;
             if prompt {
@@ -227,10 +243,6 @@ impl World {
                 sequence.finished.fill(true);
             }
         }
-        if flush {
-            self.flush_model(&places);
-        }
-        true
     }
 
     fn flush_model(&mut self, places: &[usize]) {
@@ -504,10 +516,11 @@ impl World {
                 assert!(!differs, "layer {layer} {page:?}: {words:x?}, not {expected:x?}");
             }
         }
+        self.check_device();
     }
 
     /// Checks that the device holds what the host holds.
-    pub fn check_device(&mut self) {
+    fn check_device(&mut self) {
         let Some(device) = &mut self.device else { return };
         let (host, pool) = (self.host.pool(), device.pool());
         assert_eq!(host.figures(), pool.figures());
