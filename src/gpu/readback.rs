@@ -117,7 +117,8 @@ pub(super) fn schedule(
                 }
             }
         }
-        buffer.unmap();
+        // Unlike unmapping, this is no error on a device that was lost meanwhile.
+        buffer.destroy();
     });
 }
 

@@ -2,14 +2,6 @@
 
 mod golden;
 mod layer;
-mod paged;
-mod paged_attend;
-mod paged_faults;
-mod paged_laws;
-mod paged_model;
-mod paged_trials;
-mod paged_twin;
-mod paged_world;
 mod plan;
 mod pool;
 mod pool_model;

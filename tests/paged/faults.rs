@@ -10,10 +10,10 @@ use wgkv::nestedkv::{Budget, EvictConfig};
 use wgkv::shape::Dtype;
 use wgkv::wgpu;
 
-use crate::paged_attend::Ask;
-use crate::paged_laws::config;
-use crate::paged_twin::{Device, Twin, submit};
-use crate::paged_world::{Finish, World, tell};
+use crate::attend::Ask;
+use crate::laws::config;
+use crate::twin::{Device, Twin, submit};
+use crate::world::{Finish, World, tell};
 use crate::support;
 
 #[test]

@@ -9,7 +9,7 @@ use wgkv::layout::Bits;
 use wgkv::layout::pool::PageClass;
 use wgkv::shape::Dtype;
 
-use crate::paged_world::{Finish, World};
+use crate::world::{Finish, World};
 
 /// What a program does; sequences are chosen among those alive by remainder.
 #[derive(Clone, Debug)]
@@ -188,7 +188,7 @@ proptest! {
         program in prop::collection::vec(op(), 1..16),
     ) {
         let mut world = World::both(&config);
-        world.noise = crate::paged_model::Noise::new(seed);
+        world.noise = crate::model::Noise::new(seed);
         world.begin();
         for op in &program {
             world.run(op);
@@ -219,7 +219,7 @@ proptest! {
         static PROGRAMS: AtomicUsize = AtomicUsize::new(0);
         count(&PROGRAMS);
         let mut world = World::host(&config);
-        world.noise = crate::paged_model::Noise::new(seed);
+        world.noise = crate::model::Noise::new(seed);
         world.begin();
         for op in &program {
             world.run(op);

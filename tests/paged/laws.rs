@@ -5,8 +5,8 @@ use wgkv::cache::pool::PoolConfig;
 use wgkv::layout::Bits;
 use wgkv::shape::Dtype;
 
-use crate::paged_attend::Ask;
-use crate::paged_world::{Finish, World, tell};
+use crate::attend::Ask;
+use crate::world::{Finish, World, tell};
 
 /// A pool of small pages, a few to a slab.
 pub fn config() -> PoolConfig {

@@ -12,8 +12,8 @@ use wgkv::nestedkv::EvictConfig;
 use wgkv::nsnquant::Codebook;
 use wgkv::shape::Dtype;
 
-use crate::paged_attend::Ask;
-use crate::paged_model::Data;
+use crate::attend::Ask;
+use crate::model::Data;
 
 /// Keys and values of one layer as they come in.
 #[derive(Clone, Debug)]

@@ -2,9 +2,9 @@
 
 use wgkv::shape::Dtype;
 
-use crate::paged_model::{Data, Noise};
-use crate::paged_twin::Twin;
-use crate::paged_world::World;
+use crate::model::{Data, Noise};
+use crate::twin::Twin;
+use crate::world::World;
 
 /// What is asked of attention.
 #[derive(Clone, Debug)]

@@ -6,22 +6,22 @@ use wgkv::layout::Bits;
 use wgkv::layout::pool::PageClass;
 use wgkv::shape::Dtype;
 
-use crate::paged_attend::Ask;
-use crate::paged_laws::config;
-use crate::paged_world::{Finish, World, tell};
+use crate::attend::Ask;
+use crate::laws::config;
+use crate::world::{Finish, World, tell};
 
 fn held(world: &World) -> u64 {
-    use crate::paged_twin::Twin;
+    use crate::twin::Twin;
     world.host.pool().figures().parts.total()
 }
 
 fn seen(world: &World, place: usize) -> u32 {
-    use crate::paged_twin::Twin;
+    use crate::twin::Twin;
     world.host.pool().seen(world.live[place].0).unwrap()
 }
 
 fn positions(world: &World, place: usize, layer: usize, head: usize) -> Vec<u32> {
-    use crate::paged_twin::Twin;
+    use crate::twin::Twin;
     world.host.pool().positions(world.live[place].0, layer, head).unwrap()
 }
 
@@ -177,7 +177,7 @@ fn t20_any_number_of_tokens_at_once() {
             }
             world.check();
             fetch(&mut world, &[0]);
-            let pool = crate::paged_twin::Twin::pool(&world.host);
+            let pool = crate::twin::Twin::pool(&world.host);
             let figures = pool.sequence_figures(world.live[place].0).unwrap();
             assert!(figures.parts.total() < figures.full_bytes);
             shown.push((world.show(place).swap_remove(0), figures, held(&world)));
@@ -300,7 +300,7 @@ fn t23_members_leave_join_and_are_empty() {
     join(&mut batch, &mut stories, 5, lengths[5]);
     (0..10).for_each(|_| step(&mut batch, &stories));
     batch.check();
-    let pool = crate::paged_twin::Twin::pool(&batch.host);
+    let pool = crate::twin::Twin::pool(&batch.host);
     assert!(pool.figures().parts.codes > 0);
     let together = batch.attend(&everyone, 1, &ask(&stories));
     for (place, (story, steps)) in stories.iter().zip([83, 83, 83, 83, 10]).enumerate() {

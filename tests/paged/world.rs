@@ -10,8 +10,8 @@ use wgkv::layout::pool::{PageClass, PageId};
 use wgkv::nestedkv::{self, Budget, EvictConfig};
 use wgkv::shape::{Dtype, Tensor};
 
-use crate::paged_model::{Contents, Data, Noise};
-use crate::paged_twin::{Device, Fetched, Host, Incoming, Twin};
+use crate::model::{Contents, Data, Noise};
+use crate::twin::{Device, Fetched, Host, Incoming, Twin};
 use crate::pool_model::{Eviction, Head, Row, Sequence, Shape, apart, check_account};
 
 /// How a prompt is finished.
