@@ -221,6 +221,30 @@ pub enum Error {
         /// The first such layer.
         layer: usize,
     },
+    /// A file that is not what it should be.
+    #[error("{reason}")]
+    File {
+        /// What is wrong with it, with the name of the tensor or of the line of its metadata.
+        reason: String,
+    },
+    /// A head has lost rows where all are asked for.
+    #[error(
+        "layer {layer}, head {head} of sequence {index} holds {got} rows of {seen} tokens, {argument} holds all"
+    )]
+    NotWhole {
+        /// What asks for all.
+        argument: &'static str,
+        /// Place of the sequence in the list.
+        index: usize,
+        /// The layer.
+        layer: usize,
+        /// The head.
+        head: usize,
+        /// Rows that are held.
+        got: u32,
+        /// Tokens that the sequence has seen.
+        seen: u32,
+    },
     /// A step was planned on a state that has changed since.
     #[error("the plan was made at revision {planned}, the pool is at {current}")]
     StalePlan {

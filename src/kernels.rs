@@ -10,6 +10,12 @@ pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
     let mut kernels = vec![
         (gpu::completion_kernel(), vec![Variant::default()]),
         (cache::gpu::rows::kernel(), cache::gpu::rows::variants()),
+        (cache::gpu::copy::kernel(), cache::gpu::copy::variants()),
+        (cache::gpu::write::kernel(), cache::gpu::write::variants()),
+        (cache::gpu::keep::kernel(), cache::gpu::keep::variants()),
+        (cache::gpu::pack::kernel(), cache::gpu::pack::variants()),
+        (cache::gpu::restore::kernel(), cache::gpu::restore::variants()),
+        (cache::gpu::fetch::kernel(), cache::gpu::fetch::variants()),
         (nsnquant::gpu::encode_kernel(), nsnquant::gpu::encode_variants()),
         (nsnquant::gpu::decode_kernel(), nsnquant::gpu::decode_variants()),
     ];

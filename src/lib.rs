@@ -114,12 +114,15 @@
 //!
 //! - `vulkan`, `metal`, `dx12`, `gles`, `webgpu` (all on by default): backends of wgpu.
 //! - `parallel`: threads for the CPU path; results are the same without.
+//! - `files`: sequences saved to files and loaded again, mlx-lm prompt caches ([`files`]).
 //! - `cli`: the program `wgkv`.
 #![deny(unsafe_code)]
 
 pub mod attention;
 pub mod cache;
 pub mod error;
+#[cfg(feature = "files")]
+pub mod files;
 pub mod gpu;
 pub mod judge;
 pub mod kernels;

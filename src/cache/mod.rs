@@ -11,9 +11,11 @@ mod counters;
 pub mod cpu;
 pub mod gpu;
 mod ledger;
+mod paged;
 pub mod plan;
 pub mod pool;
 
 pub use config::CacheConfig;
 pub use counters::Counters;
+pub use paged::{FILL_ROWS, FetchRows};
 pub use plan::Frontier;

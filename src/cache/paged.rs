@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::pool::{Operation, Pool, SlabId, Step, Tables};
+use super::pool::{Operation, Pool, SequenceId, SlabId, Step, Tables};
 use crate::error::{Error, Result};
 use crate::layout::pool::{PageClass, PageId, PoolLayout};
+use crate::nestedkv::plan::KeepPlan;
+use crate::nestedkv::{Budget, EvictConfig};
 use crate::nsnquant::{Codebook, Codec};
 use crate::shape::check_count;
 
@@ -21,6 +23,9 @@ pub struct FetchRows {
     /// Rows.
     pub rows: u32,
 }
+
+/// Most rows without content that one entry of a list names.
+pub const FILL_ROWS: u32 = 256;
 
 /// Where the rows of a batch go in dense tensors `[rows, tokens]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,7 +70,7 @@ impl FetchPlan {
                 left -= left.min(chunk);
             }
             while to < end {
-                let rows = (end - to).min(super::gpu::fetch::FILL_ROWS);
+                let rows = (end - to).min(FILL_ROWS);
                 plan.rest.push(FetchRows { from: PageId::NONE, to, rows });
                 to += rows;
             }
@@ -97,4 +102,76 @@ pub(super) fn plan(
     }
     drop(pool.shrink());
     pool.plan(operation)
+}
+
+pub(super) fn check_layer(pool: &Pool, layer: usize) -> Result<()> {
+    let (got, max) = (layer as u64, pool.config().layers as u64 - 1);
+    let fault = Error::OutOfRange { argument: "layer", got, min: 0, max };
+    if got <= max { Ok(()) } else { Err(fault) }
+}
+
+/// The step needs rows, and none came.
+pub(super) fn no_rows(source_rows: u32) -> Error {
+    Error::Length { argument: "incoming rows", got: 0, expected: source_rows as usize }
+}
+
+/// Checks that a layer's prompt can be scored, and returns its tokens.
+pub(super) fn check_evict(
+    pool: &Pool,
+    sequence: SequenceId,
+    layer: usize,
+    config: &EvictConfig,
+) -> Result<u32> {
+    let rows = pool.config().heads;
+    if pool.is_finished(sequence, layer)? {
+        return Err(Error::Finished { argument: "the prompt" });
+    }
+    let tokens = pool.seen(sequence)?;
+    if tokens == 0 {
+        return Err(Error::Empty { argument: "tokens" });
+    }
+    config.validate(rows)?;
+    if let Budget::Adaptive { heads, .. } = config.budget
+        && heads != rows
+    {
+        let reference = "the cache's heads";
+        return Err(Error::Mismatch { argument: "heads", got: heads, expected: rows, reference });
+    }
+    let min = (pool.layout().sinks() as u64).min(tokens.into());
+    if u64::from(config.sinks) < min {
+        let (got, max) = (config.sinks.into(), u64::from(u32::MAX));
+        return Err(Error::OutOfRange { argument: "sinks", got, min, max });
+    }
+    KeepPlan::new(config, tokens as usize).total(rows)?;
+    Ok(tokens)
+}
+
+/// Checks what an eviction of a prompt of `tokens` tokens says that it keeps.
+pub(super) fn check_counts(
+    pool: &Pool,
+    sequence: SequenceId,
+    tokens: u32,
+    counts: &[u32],
+    total: usize,
+) -> Result<()> {
+    let seen = pool.seen(sequence)?;
+    if seen != tokens {
+        let (got, expected) = (tokens as usize, seen as usize);
+        let reference = "the tokens of the sequence";
+        return Err(Error::Mismatch { argument: "evicted tokens", got, expected, reference });
+    }
+    let got = counts.iter().map(|count| *count as usize).sum();
+    if got != total {
+        let reference = "the rows that the eviction keeps";
+        return Err(Error::Mismatch { argument: "counts", got, expected: total, reference });
+    }
+    Ok(())
+}
+
+/// Tokens of the prompt that an operation finishes; 0 for other operations.
+pub(super) fn prompt(pool: &Pool, operation: &Operation<'_>) -> u32 {
+    match operation {
+        Operation::Finish { sequence, .. } => pool.seen(*sequence).unwrap_or(0),
+        _ => 0,
+    }
 }

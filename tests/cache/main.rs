@@ -1,15 +1,31 @@
 //! The cache: frontier, rows, layer caches on both paths, the account of a pool.
 
+#[allow(dead_code, reason = "the tests of the encoder use the rest")]
+#[path = "../nsnquant/common.rs"]
+mod common;
+#[path = "../nsnquant/compare.rs"]
+mod compare;
+mod copy;
+mod fetch;
+#[cfg(feature = "files")]
+mod file;
 mod golden;
+mod keep;
 mod layer;
+mod pack;
+mod paged;
+mod pages;
 mod plan;
 mod pool;
 mod pool_model;
 mod pool_scale;
 mod pool_snapshot;
 mod pool_trials;
+mod restore;
 mod rows;
 #[path = "../support/mod.rs"]
 mod support;
 mod trials;
+mod twin;
 mod types;
+mod write;

@@ -9,7 +9,7 @@ use crate::pool::World;
 use crate::pool_trials::config;
 
 /// Two forks with shared pages and one evicted prompt, told or not, trimmed into or not.
-fn world(told: bool, trimmed: bool) -> World {
+pub fn world(told: bool, trimmed: bool) -> World {
     let mut world = World::new(PoolConfig { chunk: 8, sinks: 2, recent: 3, ..config() });
     world.begin();
     assert!(world.add(&[(0, 60)], true, false));

@@ -115,7 +115,7 @@ fn only_the_plumbing_makes_pipelines() {
 
 /// The order of imports; what stands on one line knows nothing of its neighbours, but for the
 /// errors and the shapes that they speak of.
-const ORDER: [&[&str]; 8] = [
+const ORDER: [&[&str]; 9] = [
     &["error", "shape"],
     &["layout"],
     &["gpu"],
@@ -123,6 +123,7 @@ const ORDER: [&[&str]; 8] = [
     &["nestedkv", "nsnquant"],
     &["attention"],
     &["cache"],
+    &["files"],
     &["kernels"],
 ];
 

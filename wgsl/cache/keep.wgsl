@@ -64,7 +64,7 @@ fn main(
         let behind = position - params.sinks;
         let page = divide_magic(
             behind, params.chunk_multiplier, params.chunk_shift1, params.chunk_shift2);
-        let place = list[entry + 3u] + page;
+        let place = min(list[entry + 3u], params.table_pages) + page;
         let inside = position >= params.sinks && position < params.tokens
             && place < params.table_pages;
         let number = list[params.table + min(place, params.table_pages - 1u)];

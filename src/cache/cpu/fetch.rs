@@ -50,7 +50,9 @@ pub fn fetch(
                 let (first, rows) = within(out.len() / words);
                 let out = &mut out[first * words..(first + rows) * words];
                 match from {
-                    Some(page) => convert(raw_rows(layout, class, page, side, rows, raw), dtype, out),
+                    Some(page) => {
+                        convert(raw_rows(layout, class, page, side, rows, raw), dtype, out)
+                    }
                     None => out.fill(0),
                 }
             }

@@ -1,9 +1,20 @@
 //! The cache in host memory.
 
+pub mod copy;
+pub mod fetch;
 mod flat;
+pub mod keep;
+pub mod pack;
+mod paged;
+mod pages;
+pub mod restore;
 pub mod rows;
+pub mod write;
 
 pub use flat::Flat;
+pub use paged::{Batch, Eviction, FetchedRows, PagedCache, Step};
+pub use pages::Slabs;
+pub use write::Incoming as IncomingRows;
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
 //! Copies rows of pages into dense tensors (`wgsl/cache/fetch.wgsl`).
 
 use super::pages::{List, Slab, words};
+use crate::cache::paged::FILL_ROWS;
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant, params};
 use crate::layout::pool::{PageClass, PoolLayout};
@@ -93,9 +94,6 @@ impl Target<'_> {
     }
 }
 
-/// Most rows that one entry of a list of rows without content names.
-pub const FILL_ROWS: u32 = 256;
-
 /// The kernel.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
@@ -112,7 +110,7 @@ fn variant(fill: u32) -> Variant {
 
 /// Records the copies of a list of [`crate::cache::FetchRows`] from a slab of pages whose raw rows
 /// have `raw` elements; of packed pages only the positions are copied. Without a slab the rows get
-/// zeros and the positions `u32::MAX`, [`FILL_ROWS`] rows an entry at most. Entries whose pages lie
+/// zeros and the positions `u32::MAX`, [`crate::cache::FILL_ROWS`] rows an entry at most. Entries whose pages lie
 /// elsewhere are ignored, as are rows beyond the tensors.
 ///
 /// # Errors

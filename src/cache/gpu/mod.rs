@@ -4,17 +4,30 @@
 //! rows and leaves the old ones to whoever still reads them, a fork or a recording not yet
 //! submitted. So nothing recorded earlier sees a later change.
 
+pub mod copy;
+pub mod fetch;
 mod flat;
+pub mod keep;
+mod lists;
+pub mod pack;
+mod paged;
+mod pages;
+pub mod restore;
 pub mod rows;
+mod slabs;
+pub mod write;
 
 pub use flat::Flat;
+pub use paged::{Batch, Counts, Eviction, Fetch, PagedCache, Step};
+pub use pages::{List, Slab};
+pub use write::Incoming as IncomingRows;
 
 use std::sync::Arc;
 
 use super::config::{CacheConfig, Incoming, SIDES};
 use super::counters::Counters;
 use super::ledger::{Held, Ledger};
-use super::plan::{Append, Fetch, Frontier, Trim};
+use super::plan::{Append, Fetch as Fetching, Frontier, Trim};
 use crate::error::Result;
 use crate::gpu::{Context, DeviceTensor, Recorder, Slice};
 use crate::nsnquant::gpu::{self, DeviceCodec};
@@ -230,7 +243,7 @@ impl LayerCache {
     /// [`crate::Error::DeviceLimit`] when the device allows no buffer of the size needed.
     pub fn fetch(&self, rec: &mut Recorder<'_>) -> Result<Fetched> {
         let (config, len) = (&self.config, self.frontier.len());
-        let plan = Fetch::new(&self.frontier);
+        let plan = Fetching::new(&self.frontier);
         let out = self.pair(|side| {
             let size = config.rows * len * config.head_dims()[side] * 2;
             rec.context().create("cache fetched rows", size as u64)

@@ -238,7 +238,7 @@ impl Pool {
         Ok(load.sequences.into_iter().map(|sequence| self.insert(sequence)).collect())
     }
 
-    fn check_snapshot(&self, snapshot: &Snapshot) -> Result<()> {
+    pub(crate) fn check_snapshot(&self, snapshot: &Snapshot) -> Result<()> {
         let length = |argument, got: usize, expected: usize| {
             if got == expected { Ok(()) } else { Err(Error::Length { argument, got, expected }) }
         };

@@ -41,23 +41,3 @@ impl From<Error> for Fail {
         Self { code, message: format!("{error}{hint}"), limit }
     }
 }
-
-/// A name out of a file, fit for a terminal: control characters escaped, long names cut.
-pub fn shown(name: &str) -> String {
-    const LONGEST: usize = 80;
-    let mut text = String::new();
-    for c in name.chars().take(LONGEST) {
-        // Format characters can turn the line around as control characters can.
-        if c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
-        {
-            text.extend(c.escape_unicode());
-        } else {
-            text.push(c);
-        }
-    }
-    if name.chars().nth(LONGEST).is_some() {
-        text.push_str("...");
-    }
-    text
-}

@@ -1,12 +1,10 @@
 //! Reading and writing safetensors files.
 
 mod fail;
-mod header;
-mod sniff;
 mod source;
 mod write;
 
-pub use fail::{Fail, shown};
-pub use header::{FileDtype, Header};
-pub use source::{Data, Source, said};
+pub use fail::Fail;
+pub use source::{Source, said};
+pub use wgkv::files::{Data, FileDtype, Header, shown};
 pub use write::{Output, Payload};

@@ -5,40 +5,9 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use half::{bf16, f16};
-use wgkv::shape::Elements;
+use wgkv::files::{Data, Entry, FileDtype, Header, looks_like, shown};
 
-use super::fail::{Fail, shown};
-use super::header::{Entry, FileDtype, Header, MAX_HEADER};
-use super::sniff::looks_like;
-
-/// Floats as they lie in the file.
-#[derive(Clone, Debug)]
-pub enum Data {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-}
-
-impl Data {
-    /// The floats, borrowed.
-    pub fn elements(&self) -> Elements<'_> {
-        match self {
-            Self::F32(x) => Elements::F32(x),
-            Self::F16(x) => Elements::F16(x),
-            Self::Bf16(x) => Elements::Bf16(x),
-        }
-    }
-
-    /// NaN and Inf among them.
-    pub fn nonfinite(&self) -> usize {
-        match self {
-            Self::F32(x) => x.iter().filter(|v| !v.is_finite()).count(),
-            Self::F16(x) => x.iter().filter(|v| v.to_bits() & 0x7c00 == 0x7c00).count(),
-            Self::Bf16(x) => x.iter().filter(|v| v.to_bits() & 0x7f80 == 0x7f80).count(),
-        }
-    }
-}
+use super::fail::Fail;
 
 /// An open file and its header.
 #[derive(Debug)]
@@ -159,48 +128,21 @@ impl<R: Read + Seek> Source<R> {
     }
 }
 
-#[cfg(target_endian = "big")]
-compile_error!("tensors are read as they lie in the file, which is little-endian");
-
 fn open<R: Read + Seek>(reader: &mut R) -> Result<(Header, u64, u64), String> {
     let broken = |e: std::io::Error| format!("cannot be read: {}", said(&e));
     let bytes = reader.seek(SeekFrom::End(0)).map_err(broken)?;
     reader.seek(SeekFrom::Start(0)).map_err(broken)?;
     let mut start = Vec::with_capacity(64);
     reader.by_ref().take(64).read_to_end(&mut start).map_err(broken)?;
-    parse(reader, &start, bytes).map_err(|why| match looks_like(&start) {
-        Some(what) => format!("is no safetensors file, it looks like {what}"),
-        None => why,
-    })
-}
-
-fn parse<R: Read + Seek>(
-    reader: &mut R,
-    start: &[u8],
-    bytes: u64,
-) -> Result<(Header, u64, u64), String> {
-    let broken = |e: std::io::Error| format!("cannot be read: {}", said(&e));
-    let Some(length) = start.first_chunk::<8>() else {
-        return Err(match start.len() {
-            0 => "is empty, expected a safetensors file".into(),
-            n => format!("holds {n} bytes, too few for a safetensors file"),
-        });
-    };
-    let length = u64::from_le_bytes(*length);
-    if length > bytes - 8 {
-        return Err(format!(
-            "claims a header of {length} bytes but holds {bytes} (truncated, or no safetensors \
-             file)"
-        ));
-    }
-    if length > MAX_HEADER {
-        return Err(format!("claims a header of {length} bytes, more than {MAX_HEADER}"));
-    }
+    let length = Header::length(&start, bytes).map_err(|e| e.to_string())?;
     let mut text = vec![0; length as usize];
     reader.seek(SeekFrom::Start(8)).map_err(broken)?;
     reader.read_exact(&mut text).map_err(broken)?;
-    let header = Header::parse(&text, bytes - 8 - length)?;
-    Ok((header, 8 + length, bytes))
+    let header = Header::parse(&text, bytes - 8 - length);
+    match (header, looks_like(&start)) {
+        (Err(_), Some(what)) => Err(format!("is no safetensors file, it looks like {what}")),
+        (header, _) => Ok((header.map_err(|e| e.to_string())?, 8 + length, bytes)),
+    }
 }
 
 /// The operating system's words, without the number.

@@ -1,15 +1,13 @@
 //! Writing safetensors files whole or not at all.
 
-use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
+use wgkv::files::{Entry, FileDtype, Header, shown};
 
-use super::fail::{Fail, shown};
-use super::header::FileDtype;
+use super::fail::Fail;
 use super::source::said;
 
 /// The elements of a tensor to be written.
@@ -54,7 +52,7 @@ struct Tensor {
 pub struct Output {
     path: PathBuf,
     tensors: Vec<Tensor>,
-    metadata: BTreeMap<String, String>,
+    header: Header,
 }
 
 impl Output {
@@ -77,7 +75,7 @@ impl Output {
         }
         // Only a trial: long work that is interrupted must leave nothing behind.
         temporary(&path).map_err(|e| fail(format!("cannot be written: {}", said(&e))))?;
-        Ok(Self { path, tensors: Vec::new(), metadata: BTreeMap::new() })
+        Ok(Self { path, tensors: Vec::new(), header: Header::default() })
     }
 
     /// Adds a tensor.
@@ -91,7 +89,7 @@ impl Output {
 
     /// Adds a line of metadata.
     pub fn note(&mut self, key: impl Into<String>, value: impl Into<String>) {
-        self.metadata.insert(key.into(), value.into());
+        self.header.metadata.insert(key.into(), value.into());
     }
 
     /// Writes the file and gives it its name. Returns its size in bytes.
@@ -101,25 +99,14 @@ impl Output {
             let bits = |t: &Tensor| core::cmp::Reverse(t.data.dtype().bits());
             bits(a).cmp(&bits(b)).then_with(|| a.name.cmp(&b.name))
         });
-        let mut map = Map::new();
-        if !self.metadata.is_empty() {
-            map.insert("__metadata__".into(), json!(self.metadata));
-        }
         let mut end = 0;
-        for tensor in &self.tensors {
+        for Tensor { name, shape, data } in &self.tensors {
             let begin = end;
-            end += tensor.data.bytes().len();
-            let entry = json!({
-                "dtype": tensor.data.dtype().name(),
-                "shape": tensor.shape,
-                "data_offsets": [begin, end],
-            });
-            map.insert(tensor.name.clone(), entry);
+            end += data.bytes().len() as u64;
+            let entry = Entry { dtype: data.dtype(), shape: shape.clone(), begin, end };
+            self.header.tensors.insert(name.clone(), entry);
         }
-        let mut text = Value::Object(map).to_string();
-        while !text.len().is_multiple_of(8) {
-            text.push(' ');
-        }
+        let header = self.header.to_bytes();
         let shown_path = shown(&self.path.display().to_string());
         let fail = |e: &std::io::Error| {
             Fail::input(format!("cannot be written: {}", said(e))).at(&shown_path)
@@ -127,8 +114,7 @@ impl Output {
         let temporary = temporary(&self.path).map_err(|e| fail(&e))?;
         let mut file = BufWriter::new(temporary.as_file());
         let written = (|| {
-            file.write_all(&(text.len() as u64).to_le_bytes())?;
-            file.write_all(text.as_bytes())?;
+            file.write_all(&header)?;
             for tensor in &self.tensors {
                 file.write_all(tensor.data.bytes())?;
             }
@@ -137,7 +123,7 @@ impl Output {
         drop(file);
         written.map_err(|e| fail(&e))?;
         temporary.persist(&self.path).map_err(|e| fail(&e.error))?;
-        Ok(8 + (text.len() + end) as u64)
+        Ok(header.len() as u64 + end)
     }
 }
 

@@ -7,8 +7,11 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value, json};
 
-use super::fail::shown;
+use super::{looks_like, refuse, shown};
+use crate::error::Result;
+use crate::shape::Dtype;
 
 /// Longest header that is read; 100,000 tensors fit.
 pub const MAX_HEADER: u64 = 16 << 20;
@@ -20,11 +23,18 @@ const MAX_RANK: usize = 16;
 pub struct FileDtype(&'static str, u64);
 
 impl FileDtype {
+    /// 32-bit floats.
     pub const F32: Self = Self("F32", 32);
+    /// IEEE halves.
     pub const F16: Self = Self("F16", 16);
+    /// Brain floats.
     pub const BF16: Self = Self("BF16", 16);
+    /// Words.
     pub const U32: Self = Self("U32", 32);
+    /// Bytes.
     pub const U8: Self = Self("U8", 8);
+    /// Signed words.
+    pub const I32: Self = Self("I32", 32);
 
     const ALL: [Self; 23] = [
         Self::F32,
@@ -36,7 +46,7 @@ impl FileDtype {
         Self("I8", 8),
         Self("I16", 16),
         Self("U16", 16),
-        Self("I32", 32),
+        Self::I32,
         Self("I64", 64),
         Self("U64", 64),
         Self("F64", 64),
@@ -52,7 +62,8 @@ impl FileDtype {
         Self("F4_E2M1", 4),
     ];
 
-    fn of(name: &str) -> Option<Self> {
+    /// The type of a name.
+    pub fn of(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.0 == name)
     }
 
@@ -72,10 +83,22 @@ impl FileDtype {
     }
 }
 
+impl From<Dtype> for FileDtype {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
+            Dtype::Bf16 => Self::BF16,
+        }
+    }
+}
+
 /// What the header says of one tensor.
 #[derive(Clone, Debug)]
 pub struct Entry {
+    /// Type of the elements.
     pub dtype: FileDtype,
+    /// Dimensions, the slowest first.
     pub shape: Vec<usize>,
     /// First byte, counted from the end of the header.
     pub begin: u64,
@@ -86,13 +109,58 @@ pub struct Entry {
 /// A checked header.
 #[derive(Clone, Debug, Default)]
 pub struct Header {
+    /// The tensors by name.
     pub tensors: BTreeMap<String, Entry>,
+    /// What stands under `__metadata__`.
     pub metadata: BTreeMap<String, String>,
 }
 
 impl Header {
+    /// Length in bytes of the JSON text of a file of `bytes` bytes that starts with `start`, of
+    /// which 64 bytes are enough.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`] when this is no safetensors file.
+    pub fn length(start: &[u8], bytes: u64) -> Result<u64> {
+        let fault = match start.first_chunk::<8>() {
+            None if start.is_empty() => "is empty, expected a safetensors file".into(),
+            None => format!("holds {} bytes, too few for a safetensors file", start.len()),
+            Some(length) => match u64::from_le_bytes(*length) {
+                length if length > bytes.saturating_sub(8) => format!(
+                    "claims a header of {length} bytes but holds {bytes} (truncated, or no \
+                     safetensors file)"
+                ),
+                length if length > MAX_HEADER => {
+                    format!("claims a header of {length} bytes, more than {MAX_HEADER}")
+                }
+                length => return Ok(length),
+            },
+        };
+        Err(refuse(foreign(start).unwrap_or(fault)))
+    }
+
+    /// Reads the header of a file in memory. Returns the first byte of the data as well.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`], as [`Header::length`] and [`Header::parse`].
+    pub fn read(file: &[u8]) -> Result<(Self, usize)> {
+        let length = Self::length(file, file.len() as u64)?;
+        let start = 8 + length as usize;
+        match Self::parse(&file[8..start], (file.len() - start) as u64) {
+            Ok(header) => Ok((header, start)),
+            Err(fault) => Err(foreign(file).map_or(fault, refuse)),
+        }
+    }
+
     /// Reads the JSON text of a header in front of `data` bytes.
-    pub fn parse(text: &[u8], data: u64) -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// [`crate::Error::File`] that names the tensor and what is wrong with it.
+    pub fn parse(text: &[u8], data: u64) -> Result<Self> {
+        Self::parsed(text, data).map_err(refuse)
+    }
+
+    fn parsed(text: &[u8], data: u64) -> Result<Self, String> {
         if text.first() != Some(&b'{') {
             return Err("the header does not start with '{'".into());
         }
@@ -105,6 +173,45 @@ impl Header {
         }
         header.check_coverage(data)?;
         Ok(header)
+    }
+
+    /// Adds a tensor behind the others.
+    pub fn push(&mut self, name: impl Into<String>, dtype: FileDtype, shape: &[usize]) {
+        let begin = self.data_bytes();
+        let count = shape.iter().map(|n| *n as u64).product::<u64>();
+        let end = begin + count * dtype.bits() / 8;
+        self.tensors.insert(name.into(), Entry { dtype, shape: shape.to_vec(), begin, end });
+    }
+
+    /// Bytes of all tensors.
+    pub fn data_bytes(&self) -> u64 {
+        self.tensors.values().map(|entry| entry.end).max().unwrap_or(0)
+    }
+
+    /// What stands in a file before its tensors: the length of the text, then the text, padded so
+    /// that the tensors start on a multiple of 8 bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut map = Map::new();
+        if !self.metadata.is_empty() {
+            map.insert("__metadata__".into(), json!(self.metadata));
+        }
+        let mut order: Vec<(&String, &Entry)> = self.tensors.iter().collect();
+        order.sort_by_key(|(_, entry)| (entry.begin, entry.end));
+        for (name, entry) in order {
+            let entry = json!({
+                "dtype": entry.dtype.name(),
+                "shape": entry.shape,
+                "data_offsets": [entry.begin, entry.end],
+            });
+            map.insert(name.clone(), entry);
+        }
+        let mut text = Value::Object(map).to_string();
+        while !text.len().is_multiple_of(8) {
+            text.push(' ');
+        }
+        let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(text.as_bytes());
+        bytes
     }
 
     /// Every byte of the data belongs to exactly one tensor.
@@ -131,6 +238,12 @@ impl Header {
         }
         Ok(())
     }
+}
+
+/// What to say of a file that starts as one of another kind does.
+fn foreign(start: &[u8]) -> Option<String> {
+    let what = looks_like(&start[..start.len().min(64)])?;
+    Some(format!("is no safetensors file, it looks like {what}"))
 }
 
 fn check(raw: &RawEntry, data: u64) -> Result<Entry, String> {

@@ -1,0 +1,47 @@
+//! The paged cache on both paths.
+
+use wgkv::cache::pool::PoolConfig;
+use wgkv::nestedkv::{Budget, EvictConfig};
+
+use crate::twin::{Twin, config};
+
+#[test]
+fn lives_of_sequences_are_the_same_on_both_paths() {
+    let mut twin = Twin::new(config());
+    let (a, b) = (twin.begin(1), twin.begin(2));
+    twin.add(&[(a, 30), (b, 3)], true, false).unwrap();
+    twin.add(&[(b, 50), (a, 41)], true, false).unwrap();
+    twin.check(a);
+    twin.finish(a);
+    twin.check(a);
+    twin.evict(b, &EvictConfig::new(Budget::Uniform(20)));
+    twin.check(b);
+    let c = twin.fork(b, 2);
+    for tokens in [1, 1, 5, 17, 1] {
+        twin.add(&[(a, tokens), (b, 2 * tokens)], false, true).unwrap();
+    }
+    (a..=c).for_each(|place| twin.check(place));
+    twin.add(&[(c, 9), (a, 30)], false, false).unwrap();
+    twin.check(c);
+    twin.flush(&[a, c]);
+    (a..=c).for_each(|place| twin.check(place));
+    twin.trim(&[(a, 2), (c, 1)]).unwrap();
+    (a..=c).for_each(|place| twin.check(place));
+    twin.end();
+}
+
+#[test]
+fn adaptive_budgets_come_as_a_future() {
+    let mut twin = Twin::new(PoolConfig { heads: 3, ..config() });
+    let place = twin.begin(5);
+    twin.add(&[(place, 100)], true, false).unwrap();
+    let budget = Budget::Adaptive { per_head: 37, heads: 3 };
+    twin.evict(place, &EvictConfig::new(budget));
+    twin.check(place);
+    let id = twin.live[place].0;
+    let rows: Vec<u32> = (0..3).map(|head| twin.cpu.pool().rows(id, 1, head).unwrap()).collect();
+    assert_eq!(rows.iter().sum::<u32>(), 3 * 37);
+    twin.add(&[(place, 25)], false, true).unwrap();
+    twin.check(place);
+    twin.end();
+}
