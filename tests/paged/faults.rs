@@ -3,7 +3,7 @@
 
 use wgkv::Error;
 use wgkv::cache::gpu::IncomingRows;
-use wgkv::cache::pool::{Keep, Operation, Part, PoolConfig};
+use wgkv::cache::pool::{Keep, Operation, Part};
 use wgkv::gpu::{Context, ContextDescriptor, Slice};
 use wgkv::layout::pool::PageClass;
 use wgkv::nestedkv::{Budget, EvictConfig};
@@ -12,9 +12,9 @@ use wgkv::wgpu;
 
 use crate::attend::Ask;
 use crate::laws::config;
+use crate::support;
 use crate::twin::{Device, Twin, submit};
 use crate::world::{Finish, World, tell};
-use crate::support;
 
 #[test]
 fn a_budget_reached_in_the_middle_of_a_batch_changes_nothing() {

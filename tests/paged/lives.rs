@@ -72,7 +72,7 @@ fn finish() -> impl Strategy<Value = Finish> {
     ]
 }
 
-fn op() -> impl Strategy<Value = Op> {
+pub fn op() -> impl Strategy<Value = Op> {
     let some = || prop::collection::vec(0u8..6, 0..4);
     prop_oneof![
         2 => Just(Op::Begin),
@@ -93,7 +93,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Few shapes, since a device compiles pipelines for each: what else there is stays random.
-fn device_config() -> impl Strategy<Value = PoolConfig> {
+pub fn device_config() -> impl Strategy<Value = PoolConfig> {
     let two = Some((Bits::Two, Bits::Two));
     let shapes = vec![
         (2usize, 2usize, [16usize, 24], Some((Bits::Two, Bits::One)), 16usize, Dtype::F16),

@@ -8,6 +8,7 @@ mod model;
 #[path = "../cache/pool_model.rs"]
 #[allow(dead_code, reason = "the tests of the account use more of it")]
 mod pool_model;
+mod soak;
 #[path = "../support/mod.rs"]
 mod support;
 mod trials;

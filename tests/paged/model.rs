@@ -66,11 +66,6 @@ impl Noise {
         (self.0 >> 33) as u32
     }
 
-    /// A number below `end`.
-    pub fn below(&mut self, end: u32) -> u32 {
-        ((u64::from(self.bits()) * u64::from(end)) >> 31) as u32
-    }
-
     pub fn next(&mut self) -> f32 {
         (0..4).map(|_| self.bits() as f32 / (1u32 << 30) as f32 - 1.0).sum()
     }

@@ -11,8 +11,8 @@ use wgkv::nestedkv::{self, Budget, EvictConfig};
 use wgkv::shape::{Dtype, Tensor};
 
 use crate::model::{Contents, Data, Noise};
-use crate::twin::{Device, Fetched, Host, Incoming, Twin};
 use crate::pool_model::{Eviction, Head, Row, Sequence, Shape, apart, check_account};
+use crate::twin::{Device, Fetched, Host, Incoming, Twin};
 
 /// How a prompt is finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -584,7 +584,7 @@ impl World {
     }
 
     /// Frees everything and checks that nothing stays.
-    pub fn end(mut self) -> Pages {
+    pub fn empty(&mut self) {
         while !self.live.is_empty() {
             self.free(0);
         }
@@ -597,6 +597,20 @@ impl World {
             assert_eq!(twin.pool().allocated_bytes(), 0);
             assert_eq!(twin.allocated(), 0);
         }
+    }
+
+    /// Lets both paths go on together after one kept another token: without sequences they do.
+    pub fn clear_apart(&mut self) {
+        if core::mem::take(&mut self.apart) {
+            while let Some((id, _)) = self.live.pop() {
+                self.on_both(|twin| twin.free(id)).unwrap();
+            }
+        }
+    }
+
+    /// Ends in an empty pool.
+    pub fn end(mut self) -> Pages {
+        self.empty();
         self.pages
     }
 }
