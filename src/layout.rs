@@ -1,11 +1,17 @@
 //! How a packed page lies in memory: the only file that knows the bit packing.
 //!
 //! A page holds one tensor (keys or values) of one chunk of one KV head, as little-endian 32-bit
-//! words, in this order: the index plane (one byte per piece of 8 channels, token after token), at
-//! 2 bits the sign plane (the same shape), `s1` and `s2` (f16 per token), `o` (f16 per channel).
-//! Every plane starts on a word.
+//! words, in this order: the indices, piece after piece and token after token, lowest bit first (8
+//! bits a piece, 6 in plain books at 3 bits); with unit books at 2 bits the sign plane (a byte for
+//! each piece of 8 channels); `s1` and `s2` of each token, `o` of each channel (f16, or 4-bit codes);
+//! with 4-bit codes their grids (three pairs of f16, for `s1`, `s2` and `o`). Every plane starts on a
+//! word. The indices of 4 tokens fill whole words, those of one token do when the head dimension is
+//! a multiple of 32.
 
+mod grid;
 pub mod pool;
+
+pub use grid::Grid;
 
 use half::{bf16, f16};
 
@@ -22,33 +28,115 @@ pub const MIN_CHUNK: usize = 2;
 pub const MAX_CHUNK: usize = 1024;
 
 /// Code bits per value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Bits {
-    /// An index into 256 signed centroids per 8 channels.
+    /// 1 bit.
     One,
-    /// 8 signs and an index into 256 positive centroids per 8 channels.
+    /// 2 bits.
     Two,
+    /// 3 bits.
+    Three,
+    /// 4 bits.
+    Four,
 }
 
 impl Bits {
+    /// Every rate, the lowest first.
+    pub const ALL: [Self; 4] = [Self::One, Self::Two, Self::Three, Self::Four];
+
     /// The rate of this number of bits.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for anything but 1 and 2.
+    /// [`Error::OutOfRange`] for anything but 1 to 4.
     pub fn new(argument: &'static str, bits: u32) -> Result<Self> {
-        match bits {
-            1 => Ok(Self::One),
-            2 => Ok(Self::Two),
-            _ => Err(Error::OutOfRange { argument, got: u64::from(bits), min: 1, max: 2 }),
+        Family::Plain.rate(argument, bits)
+    }
+
+    /// Bits per value.
+    pub const fn get(self) -> usize {
+        self as usize + 1
+    }
+}
+
+/// How an index stands for channels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// 256 rows of 8 channels and norm 1: signed ones at 1 bit, positive ones beside 8 sign bits at
+    /// 2 bits.
+    #[default]
+    Unit,
+    /// Signed rows of any norm: 256 x 8, 256 x 4, 64 x 2, 256 x 2 (rows x channels) at 1 to 4 bits.
+    Plain,
+}
+
+impl Family {
+    /// The rate of this number of bits, if the family has it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for anything but 1 and 2 ([`Self::Unit`]) or 1 to 4 ([`Self::Plain`]).
+    pub fn rate(self, argument: &'static str, bits: u32) -> Result<Bits> {
+        let rates = match self {
+            Self::Unit => &Bits::ALL[..2],
+            Self::Plain => &Bits::ALL[..],
+        };
+        let fault = || Error::OutOfRange {
+            argument,
+            got: u64::from(bits),
+            min: 1,
+            max: rates.len() as u64,
+        };
+        (bits as usize).checked_sub(1).and_then(|at| rates.get(at)).copied().ok_or_else(fault)
+    }
+
+    /// Channels that share an index.
+    pub const fn width(self, bits: Bits) -> usize {
+        match (self, bits) {
+            (Self::Unit, _) | (Self::Plain, Bits::One) => PIECE,
+            (Self::Plain, Bits::Two) => 4,
+            (Self::Plain, Bits::Three | Bits::Four) => 2,
         }
     }
 
-    /// Bits per value: 1 or 2.
-    pub const fn get(self) -> usize {
-        match self {
-            Self::One => 1,
-            Self::Two => 2,
+    /// Rows of a book.
+    pub const fn rows(self, bits: Bits) -> usize {
+        match (self, bits) {
+            (Self::Plain, Bits::Three) => 64,
+            _ => CODEBOOK_ROWS,
         }
+    }
+
+    /// Whether the signs of the channels are stored beside the indices.
+    pub const fn signs(self, bits: Bits) -> bool {
+        matches!((self, bits), (Self::Unit, Bits::Two))
+    }
+}
+
+/// How scales and means are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Metadata {
+    /// 16 bits each: `s1` as [`encode_scale`] has it, `s2` and `o` as f16.
+    #[default]
+    Half,
+    /// 4 bits each on the chunk's own grids ([`Grid`]): logarithmic for `s1` and `s2`, linear for
+    /// `o`.
+    Four,
+}
+
+/// What the parts of a page are stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Format {
+    /// Rate of the codes.
+    pub bits: Bits,
+    /// What their indices stand for.
+    pub family: Family,
+    /// Form of scales and means.
+    pub metadata: Metadata,
+}
+
+impl Format {
+    /// Unit books and 16-bit scales and means.
+    pub const fn unit(bits: Bits) -> Self {
+        Self { bits, family: Family::Unit, metadata: Metadata::Half }
     }
 }
 
@@ -56,17 +144,32 @@ impl Bits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageLayout {
     head_dim: usize,
-    bits: Bits,
+    format: Format,
     chunk: usize,
 }
 
 impl PageLayout {
-    /// The layout of pages of `chunk` tokens of `head_dim` channels.
+    /// The layout of pages of `chunk` tokens of `head_dim` channels in [`Format::unit`].
     ///
     /// # Errors
-    /// [`Error::HeadDim`]; [`Error::OutOfRange`] for a chunk outside [`MIN_CHUNK`] to [`MAX_CHUNK`].
+    /// As [`Self::with`].
     pub fn new(argument: &'static str, head_dim: usize, bits: Bits, chunk: usize) -> Result<Self> {
+        Self::with(argument, head_dim, Format::unit(bits), chunk)
+    }
+
+    /// The layout of pages of `chunk` tokens of `head_dim` channels in a format.
+    ///
+    /// # Errors
+    /// [`Error::HeadDim`]; [`Error::OutOfRange`] for a rate that the family has no book of and for a
+    /// chunk outside [`MIN_CHUNK`] to [`MAX_CHUNK`].
+    pub fn with(
+        argument: &'static str,
+        head_dim: usize,
+        format: Format,
+        chunk: usize,
+    ) -> Result<Self> {
         check_head_dim(argument, head_dim)?;
+        format.family.rate("bits", format.bits.get() as u32)?;
         if !(MIN_CHUNK..=MAX_CHUNK).contains(&chunk) {
             return Err(Error::OutOfRange {
                 argument: "chunk",
@@ -75,7 +178,7 @@ impl PageLayout {
                 max: MAX_CHUNK as u64,
             });
         }
-        Ok(Self { head_dim, bits, chunk })
+        Ok(Self { head_dim, format, chunk })
     }
 
     /// Channels per token.
@@ -83,9 +186,14 @@ impl PageLayout {
         self.head_dim
     }
 
+    /// What the parts are stored as.
+    pub const fn format(&self) -> Format {
+        self.format
+    }
+
     /// Rate of the codes.
     pub const fn bits(&self) -> Bits {
-        self.bits
+        self.format.bits
     }
 
     /// Tokens per page.
@@ -93,59 +201,126 @@ impl PageLayout {
         self.chunk
     }
 
-    /// Pieces of 8 channels per token.
+    /// Channels that share an index.
+    pub const fn width(&self) -> usize {
+        self.format.family.width(self.format.bits)
+    }
+
+    /// Bits of an index: 6 or 8.
+    pub const fn index_bits(&self) -> usize {
+        self.format.family.rows(self.format.bits).ilog2() as usize
+    }
+
+    /// Whether there is a sign plane.
+    pub const fn signs(&self) -> bool {
+        self.format.family.signs(self.format.bits)
+    }
+
+    /// Indices per token.
     pub const fn pieces(&self) -> usize {
-        self.head_dim / PIECE
+        self.head_dim / self.width()
     }
 
-    /// Words of one plane of codes.
+    /// Words of the indices, and of the signs where there are any.
     pub const fn plane_words(&self) -> usize {
-        (self.chunk * self.pieces()).div_ceil(4)
+        (self.chunk * self.pieces() * self.index_bits()).div_ceil(32)
     }
 
-    /// First word of the sign plane; equal to [`Self::s1_offset`] when there is none (1 bit).
+    /// First word of the sign plane; equal to [`Self::s1_offset`] when there is none.
     pub const fn sign_offset(&self) -> usize {
         self.plane_words()
     }
 
     /// First word of `s1`.
     pub const fn s1_offset(&self) -> usize {
-        self.plane_words() * self.bits.get()
+        self.plane_words() * if self.signs() { 2 } else { 1 }
+    }
+
+    /// Scales, or channels of a mean, in a word.
+    const fn per_word(&self) -> usize {
+        match self.format.metadata {
+            Metadata::Half => 2,
+            Metadata::Four => 8,
+        }
     }
 
     /// First word of `s2`.
     pub const fn s2_offset(&self) -> usize {
-        self.s1_offset() + self.chunk.div_ceil(2)
+        self.s1_offset() + self.chunk.div_ceil(self.per_word())
     }
 
     /// First word of `o`.
     pub const fn o_offset(&self) -> usize {
-        self.s2_offset() + self.chunk.div_ceil(2)
+        self.s2_offset() + self.chunk.div_ceil(self.per_word())
+    }
+
+    /// First word of the grids, one word each for `s1`, `s2` and `o`; the end of the page where
+    /// there are none.
+    pub const fn grid_offset(&self) -> usize {
+        self.o_offset() + self.head_dim / self.per_word()
+    }
+
+    /// Grids of a page.
+    const fn grids(&self) -> usize {
+        match self.format.metadata {
+            Metadata::Half => 0,
+            Metadata::Four => 3,
+        }
     }
 
     /// Words of a page.
     pub const fn words(&self) -> usize {
-        self.o_offset() + self.head_dim / 2
+        self.grid_offset() + self.grids()
     }
 
     /// Bytes of codes in a page: `chunk * head_dim * bits / 8`.
     pub const fn code_bytes(&self) -> usize {
-        self.chunk * self.pieces() * self.bits.get()
+        self.chunk * (self.head_dim / 8) * self.format.bits.get()
     }
 
-    /// Bytes of `s1` and `s2` in a page: 4 a token.
+    /// Bytes of `s1` and `s2` in a page with their grids: 4 a token, or 1 a token and 8.
     pub const fn scale_bytes(&self) -> usize {
-        4 * self.chunk
+        match self.format.metadata {
+            Metadata::Half => 4 * self.chunk,
+            Metadata::Four => self.chunk + 8,
+        }
     }
 
-    /// Bytes of `o` in a page: 2 a channel.
+    /// Bytes of `o` in a page with its grid: 2 a channel, or half a one and 4.
     pub const fn mean_bytes(&self) -> usize {
-        2 * self.head_dim
+        match self.format.metadata {
+            Metadata::Half => 2 * self.head_dim,
+            Metadata::Four => self.head_dim / 2 + 4,
+        }
     }
 
     /// Bytes of data in a page, padding not counted.
     pub const fn data_bytes(&self) -> usize {
         self.code_bytes() + self.scale_bytes() + self.mean_bytes()
+    }
+
+    /// Reads index `piece` of a page, counted over its tokens.
+    pub fn index(&self, page: &[u32], piece: usize) -> u8 {
+        let bit = piece * self.index_bits();
+        let (word, shift) = (bit / 32, bit % 32);
+        let low = page[word] >> shift;
+        // Only an index of 6 bits can lie in two words.
+        let high = if shift > 26 { page[word + 1] << (32 - shift) } else { 0 };
+        let mask = if self.index_bits() == 6 { 0x3f } else { 0xff };
+        ((low | high) & mask) as u8
+    }
+
+    /// Writes index `piece` of a page, counted over its tokens.
+    pub fn set_index(&self, page: &mut [u32], piece: usize, value: u8) {
+        let bit = piece * self.index_bits();
+        let (word, shift) = (bit / 32, bit % 32);
+        let mask = if self.index_bits() == 6 { 0x3f } else { 0xffu32 };
+        let value = u32::from(value) & mask;
+        page[word] = page[word] & !(mask << shift) | value << shift;
+        if shift > 26 {
+            let high = &mut page[word + 1];
+            *high = *high & !(mask >> (32 - shift)) | value >> (32 - shift);
+        }
     }
 
     /// Reads the byte at `byte` of the plane that starts at word `plane`.
@@ -158,6 +333,43 @@ impl PageLayout {
         let shift = 8 * (byte % 4);
         let word = &mut page[plane + byte / 4];
         *word = *word & !(0xff << shift) | u32::from(value) << shift;
+    }
+
+    /// Reads the scale or mean at `index` of the plane that starts at word `plane`, as stored: 16 or
+    /// 4 bits.
+    pub fn stored(&self, page: &[u32], plane: usize, index: usize) -> u16 {
+        match self.format.metadata {
+            Metadata::Half => Self::half(page, plane, index),
+            Metadata::Four => (page[plane + index / 8] >> (4 * (index % 8))) as u16 & 15,
+        }
+    }
+
+    /// Writes the scale or mean at `index` of the plane that starts at word `plane`, as stored.
+    pub fn set_stored(&self, page: &mut [u32], plane: usize, index: usize, value: u16) {
+        match self.format.metadata {
+            Metadata::Half => Self::set_half(page, plane, index, value),
+            Metadata::Four => {
+                let shift = 4 * (index % 8);
+                let word = &mut page[plane + index / 8];
+                *word = *word & !(15 << shift) | u32::from(value & 15) << shift;
+            }
+        }
+    }
+
+    /// The grid of `s1` (0), `s2` (1) or `o` (2) of a page with 4-bit codes.
+    ///
+    /// # Panics
+    /// When the page has no grids.
+    pub fn grid(&self, page: &[u32], which: usize) -> Grid {
+        Grid::from_word(page[self.grid_offset() + which])
+    }
+
+    /// Writes a grid of a page with 4-bit codes.
+    ///
+    /// # Panics
+    /// When the page has no grids.
+    pub fn set_grid(&self, page: &mut [u32], which: usize, grid: Grid) {
+        page[self.grid_offset() + which] = grid.word();
     }
 
     /// Reads the half at `index` of the vector that starts at word `vector`.

@@ -1,35 +1,129 @@
-//! The two books of 256 centroids.
+//! The books of centroids.
 
 use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, Result};
-use crate::layout::{Bits, CODEBOOK_ROWS, PIECE};
+use crate::layout::{Bits, CODEBOOK_ROWS, Family, PIECE};
 
 const VALUES: usize = CODEBOOK_ROWS * PIECE;
-/// How far the norm of a centroid may be from 1.
+/// How far the norm of a centroid of a unit book may be from 1.
 const NORM_SLACK: f64 = 1e-3;
 
-/// The project's own books, made by `tools/train_codebook`: 256 signed centroids, then 256 positive
-/// ones, f32, little-endian.
-static BUILTIN: &[u8; 2 * VALUES * 4] = include_bytes!("codebook.bin");
-
-/// 256 unit centroids of 8 channels for each rate (arXiv 2505.18231, section 4.2): signed ones for
-/// 1 bit, positive ones for 2 bits, where the signs are stored beside the index.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Codebook {
-    signed: Vec<f32>,
-    magnitude: Vec<f32>,
-    /// The same books as the search reads them.
-    blocks: [Vec<Block>; 2],
-}
+/// The project's own unit books, made by `tools/train_codebook`: 256 signed centroids, then 256
+/// positive ones, f32, little-endian.
+static UNIT: &[u8; 2 * VALUES * 4] = include_bytes!("codebook.bin");
+/// The project's own plain books, made by `tools/train_codebook`: those of 1 to 4 bits, f32,
+/// little-endian.
+static PLAIN: &[u8; (256 * 8 + 256 * 4 + 64 * 2 + 256 * 2) * 4] = include_bytes!("plain.bin");
 
 /// Centroids that are searched side by side: as many as a baseline vector register holds.
 pub(super) const LANES: usize = 4;
-/// A block of centroids, channel first.
-pub(super) type Block = [[f32; LANES]; PIECE];
+
+/// Centroids of one rate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Book {
+    width: usize,
+    values: Vec<f32>,
+    /// As the search reads them, in blocks of [`LANES`] rows: a column for each channel, then what
+    /// is taken off the dot products, half of the squared norms (nothing where all norms are 1).
+    columns: Vec<[f32; LANES]>,
+}
+
+impl Book {
+    fn new(family: Family, bits: Bits, values: Vec<f32>) -> Self {
+        let width = family.width(bits);
+        let mut columns = Vec::with_capacity(values.len() / LANES + values.len() / width / LANES);
+        for rows in values.chunks_exact(width * LANES) {
+            for channel in 0..width {
+                columns.push(core::array::from_fn(|lane| rows[lane * width + channel]));
+            }
+            let half = |lane: usize| 0.5 * square_sum(&rows[lane * width..(lane + 1) * width]);
+            columns.push(match family {
+                Family::Unit => [0.0; LANES],
+                Family::Plain => core::array::from_fn(half),
+            });
+        }
+        Self { width, values, columns }
+    }
+
+    /// Channels of a centroid.
+    pub const fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Number of centroids.
+    pub const fn rows(&self) -> usize {
+        self.values.len() / self.width
+    }
+
+    /// The centroids, row by row.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// One centroid.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn row(&self, index: u8) -> &[f32] {
+        let start = usize::from(index) * self.width;
+        &self.values[start..start + self.width]
+    }
+
+    /// Index of the centroid nearest to a target of `W` channels, the first of equals: in a unit
+    /// book by the largest dot product, in a plain one by the smallest distance.
+    pub(super) fn nearest<const W: usize>(&self, target: &[f32; W]) -> u8 {
+        debug_assert_eq!(W, self.width);
+        let mut best = [f32::MIN; LANES];
+        let mut block_of = [0u32; LANES];
+        for (index, block) in self.columns.chunks_exact(W + 1).enumerate() {
+            let mut score = block[W].map(|half| -half);
+            for (value, column) in target.iter().zip(block) {
+                for lane in 0..LANES {
+                    score[lane] += value * column[lane];
+                }
+            }
+            for lane in 0..LANES {
+                let better = score[lane] > best[lane];
+                best[lane] = if better { score[lane] } else { best[lane] };
+                block_of[lane] = if better { index as u32 } else { block_of[lane] };
+            }
+        }
+        let mut index = block_of[0] as usize * LANES;
+        let mut top = best[0];
+        for lane in 1..LANES {
+            let candidate = block_of[lane] as usize * LANES + lane;
+            if best[lane] > top || (best[lane] == top && candidate < index) {
+                top = best[lane];
+                index = candidate;
+            }
+        }
+        index as u8
+    }
+}
+
+/// Sum of the squares of up to 8 channels, in the order that every path keeps: pairwise.
+pub(super) fn square_sum(v: &[f32]) -> f32 {
+    match v {
+        [a, b] => a * a + b * b,
+        [a, b, c, d] => (a * a + b * b) + (c * c + d * d),
+        [low @ .., e, f, g, h] if low.len() == 4 => {
+            square_sum(low) + ((e * e + f * f) + (g * g + h * h))
+        }
+        _ => v.iter().fold(0.0, |sum, x| sum + x * x),
+    }
+}
+
+/// Centroids for each rate and family (arXiv 2505.18231, section 4.2).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Codebook {
+    unit: [Arc<Book>; 2],
+    plain: [Arc<Book>; 4],
+}
 
 impl Codebook {
-    /// Takes two books `[256, 8]`, row by row.
+    /// Takes two unit books `[256, 8]`, row by row, signed for 1 bit and of magnitudes for 2; the
+    /// plain books are the project's own.
     ///
     /// # Errors
     /// [`Error::Length`] when a book does not hold 256 * 8 values; [`Error::Codebook`] for a row
@@ -37,20 +131,9 @@ impl Codebook {
     pub fn new(signed: &[f32], magnitude: &[f32]) -> Result<Self> {
         check("codebook_signed", signed)?;
         check("codebook_magnitude", magnitude)?;
-        Ok(Self::from_checked(signed.to_vec(), magnitude.to_vec()))
-    }
-
-    fn from_checked(signed: Vec<f32>, magnitude: Vec<f32>) -> Self {
-        let block = |rows: &[f32]| {
-            let mut block = Block::default();
-            for (index, value) in rows.iter().enumerate() {
-                block[index % PIECE][index / PIECE] = *value;
-            }
-            block
-        };
-        let blocks =
-            [&signed, &magnitude].map(|book| book.chunks_exact(PIECE * LANES).map(block).collect());
-        Self { signed, magnitude, blocks }
+        let unit = |bits, values: &[f32]| Arc::new(Book::new(Family::Unit, bits, values.to_vec()));
+        let plain = Self::builtin().plain.clone();
+        Ok(Self { unit: [unit(Bits::One, signed), unit(Bits::Two, magnitude)], plain })
     }
 
     /// The project's own books, trained on normal samples only (`tools/train_codebook`).
@@ -58,34 +141,41 @@ impl Codebook {
         static SHARED: OnceLock<Arc<Codebook>> = OnceLock::new();
         SHARED
             .get_or_init(|| {
-                let mut values = BUILTIN
-                    .chunks_exact(4)
-                    .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                    .collect::<Vec<_>>();
-                let magnitude = values.split_off(VALUES);
-                Arc::new(Self::from_checked(values, magnitude))
+                let [mut unit, mut plain] = [UNIT.as_slice(), PLAIN.as_slice()].map(floats);
+                let mut book = |family: Family, bits| {
+                    let values = match family {
+                        Family::Unit => &mut unit,
+                        Family::Plain => &mut plain,
+                    };
+                    let rest = values.split_off(family.rows(bits) * family.width(bits));
+                    Arc::new(Book::new(family, bits, core::mem::replace(values, rest)))
+                };
+                let unit = [Bits::One, Bits::Two].map(|bits| book(Family::Unit, bits));
+                Arc::new(Self { unit, plain: Bits::ALL.map(|bits| book(Family::Plain, bits)) })
             })
             .clone()
     }
 
-    /// The book of a rate, `[256, 8]` row by row.
+    /// The book of a family and rate.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for a rate that the family has no book of.
+    pub fn book(&self, family: Family, bits: Bits) -> Result<&Arc<Book>> {
+        family.rate("bits", bits.get() as u32)?;
+        Ok(match family {
+            Family::Unit => &self.unit[bits.get() - 1],
+            Family::Plain => &self.plain[bits.get() - 1],
+        })
+    }
+
+    /// The unit book of a rate, `[256, 8]` row by row; nothing for a rate that has none.
     pub fn rows(&self, bits: Bits) -> &[f32] {
-        match bits {
-            Bits::One => &self.signed,
-            Bits::Two => &self.magnitude,
-        }
+        self.unit.get(bits.get() - 1).map_or(&[], |book| book.values())
     }
+}
 
-    /// One centroid of a book.
-    pub fn row(&self, bits: Bits, index: u8) -> &[f32] {
-        let start = usize::from(index) * PIECE;
-        &self.rows(bits)[start..start + PIECE]
-    }
-
-    /// The book of a rate in blocks, for the search.
-    pub(super) fn blocks(&self, bits: Bits) -> &[Block] {
-        &self.blocks[bits.get() - 1]
-    }
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
 fn check(argument: &'static str, book: &[f32]) -> Result<()> {

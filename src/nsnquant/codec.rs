@@ -1,35 +1,61 @@
-//! What a chunk is packed with: a page layout and a codebook.
+//! What a chunk is packed with: a page layout, a book, and the choices of a scheme.
 
 use std::sync::Arc;
 
-use super::codebook::Codebook;
+use half::f16;
+
+use super::codebook::{Book, Codebook, square_sum};
 use super::hadamard::Hadamard;
+use super::scheme::{Gain, MeanDomain, Profile, Scheme};
 use crate::error::{Error, Result};
-use crate::layout::{Bits, PIECE, PageLayout};
+use crate::layout::{Metadata, PIECE, PageLayout};
 
 /// Smallest scale of a token: a row of zeros divides by it (arXiv 2505.18231, section 4.1).
 pub(crate) const MIN_SCALE: f32 = 1e-8;
 
-/// A page layout with the codebook and the Hadamard transform that go with it.
+/// A page layout with the book, the Hadamard transform and the choices that go with it.
 ///
-/// Profile: post-RoPE keys, 16-bit scales and means, nearest unit centroid by dot product, the
-/// decoded token rescaled to norm sqrt(d). The unrounded scales and means are used on the way to
-/// the codes; they are rounded when stored.
+/// With 16-bit scales and means the unrounded ones are used on the way to the codes and rounded when
+/// stored; those of 4 bits are quantised before the next step uses them.
 #[derive(Clone, Debug)]
 pub struct Codec {
     layout: PageLayout,
+    scheme: Scheme,
     codebook: Arc<Codebook>,
+    book: Arc<Book>,
     hadamard: Hadamard,
 }
 
 impl Codec {
-    /// Puts a layout and a codebook together.
+    /// Puts a layout and a codebook together, with the other choices of [`Profile::Compat`].
     ///
     /// # Errors
     /// [`Error::HeadDim`] when the layout's head dimension has no Hadamard matrix here.
     pub fn new(layout: PageLayout, codebook: Arc<Codebook>) -> Result<Self> {
-        let hadamard = Hadamard::new("head_dim", layout.head_dim())?;
-        Ok(Self { layout, codebook, hadamard })
+        let scheme = Scheme { format: layout.format(), ..Profile::Compat.scheme(layout.bits()) };
+        Self::of(layout, scheme, codebook)
+    }
+
+    /// The codec of a scheme for chunks of `chunk` tokens of `head_dim` channels.
+    ///
+    /// # Errors
+    /// As [`PageLayout::with`].
+    pub fn with(
+        argument: &'static str,
+        head_dim: usize,
+        scheme: Scheme,
+        chunk: usize,
+        codebook: Arc<Codebook>,
+    ) -> Result<Self> {
+        let layout = PageLayout::with(argument, head_dim, scheme.format, chunk)?;
+        Self::of(layout, scheme, codebook)
+    }
+
+    fn of(layout: PageLayout, scheme: Scheme, codebook: Arc<Codebook>) -> Result<Self> {
+        let hadamard = Hadamard::signed("head_dim", layout.head_dim(), scheme.signs)?;
+        let format = layout.format();
+        let book = codebook.book(format.family, format.bits)?.clone();
+        Ok(Self { layout, scheme, codebook, book, hadamard })
     }
 
     /// Shape of a page.
@@ -37,9 +63,19 @@ impl Codec {
         &self.layout
     }
 
+    /// The choices.
+    pub fn scheme(&self) -> &Scheme {
+        &self.scheme
+    }
+
     /// The codebook.
     pub fn codebook(&self) -> &Arc<Codebook> {
         &self.codebook
+    }
+
+    /// The book of the codec's family and rate.
+    pub fn book(&self) -> &Book {
+        &self.book
     }
 
     /// The transform of a token.
@@ -48,8 +84,8 @@ impl Codec {
     }
 
     /// Looks up token `token` of a page in the Hadamard domain: `out[d]` gets its centroids with
-    /// their signs, and the gain `sqrt(d) / max(|c|, 1e-8)` that brings them to norm sqrt(d) comes
-    /// back. The stored token is `s1 * (s2 * gain * H^T out + o)`.
+    /// their signs, and the gain that they still need comes back: `sqrt(d) / max(|c|, 1e-8)` with
+    /// [`Gain::TokenNorm`], else 1. The stored token is `s1 * (s2 * gain * H^T out + o)`.
     ///
     /// # Panics
     /// When `page` is shorter than the layout's page, `out` not of `head_dim` channels or `token`
@@ -57,41 +93,82 @@ impl Codec {
     pub fn centroids(&self, page: &[u32], token: usize, out: &mut [f32]) -> f32 {
         let layout = &self.layout;
         assert!(token < layout.chunk() && out.len() == layout.head_dim());
-        let mut square = 0.0f32;
-        for (piece, out) in out.chunks_exact_mut(PIECE).enumerate() {
-            let byte = token * layout.pieces() + piece;
-            let index = PageLayout::byte(page, 0, byte);
-            let signs = match layout.bits() {
-                Bits::One => 0xff,
-                Bits::Two => PageLayout::byte(page, layout.sign_offset(), byte),
-            };
-            let row = self.codebook.row(layout.bits(), index);
-            for (channel, (out, value)) in out.iter_mut().zip(row).enumerate() {
-                let flip = u32::from(!signs >> channel & 1) << 31;
-                *out = f32::from_bits(value.to_bits() ^ flip);
-            }
-            square += square_sum(row);
+        let first = token * layout.pieces();
+        for (piece, out) in out.chunks_exact_mut(layout.width()).enumerate() {
+            out.copy_from_slice(self.book.row(layout.index(page, first + piece)));
         }
-        (layout.head_dim() as f32).sqrt() / square.sqrt().max(MIN_SCALE)
+        if layout.signs() {
+            for (piece, out) in out.chunks_exact_mut(PIECE).enumerate() {
+                let signs = PageLayout::byte(page, layout.sign_offset(), first + piece);
+                for (channel, value) in out.iter_mut().enumerate() {
+                    let flip = u32::from(!signs >> channel & 1) << 31;
+                    *value = f32::from_bits(value.to_bits() ^ flip);
+                }
+            }
+        }
+        match self.scheme.gain {
+            Gain::TokenNorm => {
+                let square = out.chunks_exact(PIECE).map(square_sum).fold(0.0, |a, b| a + b);
+                (layout.head_dim() as f32).sqrt() / square.sqrt().max(MIN_SCALE)
+            }
+            Gain::Unbiased | Gain::NormPreserving => 1.0,
+        }
     }
 
     /// The scale `s1` of token `token` of a page; 0 for a non-finite one.
     pub fn s1(&self, page: &[u32], token: usize) -> f32 {
-        finite(crate::layout::decode_scale(PageLayout::half(page, self.layout.s1_offset(), token)))
+        let stored = self.layout.stored(page, self.layout.s1_offset(), token);
+        match self.layout.format().metadata {
+            Metadata::Half => finite(crate::layout::decode_scale(stored)),
+            Metadata::Four => self.layout.grid(page, 0).scale(stored),
+        }
     }
 
-    /// The scale `s2` of token `token` of a page; 0 for a non-finite one.
+    /// The scale `s2` of token `token` of a page, with the gain where that is folded in; 0 for a
+    /// non-finite one.
     pub fn s2(&self, page: &[u32], token: usize) -> f32 {
-        finite(
-            half::f16::from_bits(PageLayout::half(page, self.layout.s2_offset(), token)).to_f32(),
-        )
+        let stored = self.layout.stored(page, self.layout.s2_offset(), token);
+        match self.layout.format().metadata {
+            Metadata::Half => finite(f16::from_bits(stored).to_f32()),
+            Metadata::Four => self.layout.grid(page, 1).scale(stored),
+        }
     }
 
-    /// The mean `o` of channel `channel` of a page; 0 for a non-finite one.
+    /// The mean `o` of channel `channel` of a page, in the domain in which it is stored; 0 for a
+    /// non-finite one.
     pub fn o(&self, page: &[u32], channel: usize) -> f32 {
-        finite(
-            half::f16::from_bits(PageLayout::half(page, self.layout.o_offset(), channel)).to_f32(),
-        )
+        let stored = self.layout.stored(page, self.layout.o_offset(), channel);
+        match self.layout.format().metadata {
+            Metadata::Half => finite(f16::from_bits(stored).to_f32()),
+            Metadata::Four => self.layout.grid(page, 2).value(stored),
+        }
+    }
+
+    /// The mean of a page, not transformed.
+    ///
+    /// # Panics
+    /// When `out` is not of `head_dim` channels.
+    pub fn mean(&self, page: &[u32], out: &mut [f32]) {
+        for (channel, o) in out.iter_mut().enumerate() {
+            *o = self.o(page, channel);
+        }
+        if self.scheme.mean == MeanDomain::Hadamard {
+            self.hadamard.inverse(out);
+        }
+    }
+
+    /// Checks that the scheme is that of [`Profile::Compat`], for what takes no other.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] otherwise.
+    pub(crate) fn check_compat(&self, argument: &'static str) -> Result<()> {
+        let bits = self.layout.bits();
+        if self.scheme == Profile::Compat.scheme(bits) {
+            Ok(())
+        } else {
+            let got = bits.get() as f64;
+            Err(Error::Parameter { argument, got, expected: "a rate of the compat profile" })
+        }
     }
 
     /// Checks that `words` is a whole number of pages and returns how many.
@@ -115,12 +192,6 @@ impl Codec {
 /// A page that was not made by an encoder may hold a non-finite number, which reads as 0.
 fn finite(value: f32) -> f32 {
     if value.is_finite() { value } else { 0.0 }
-}
-
-/// Sum of the squares of one piece, in the order that every path keeps.
-pub(super) fn square_sum(v: &[f32]) -> f32 {
-    ((v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]))
-        + ((v[4] * v[4] + v[5] * v[5]) + (v[6] * v[6] + v[7] * v[7]))
 }
 
 /// Bits per value of packed keys and values together, scales and means counted, raw rows not;

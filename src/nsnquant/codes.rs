@@ -2,22 +2,26 @@
 
 use super::codec::Codec;
 use crate::error::Result;
-use crate::layout::{Bits, PageLayout};
+use crate::layout::PageLayout;
 
 /// The parts of a list of pages, plane by plane, page after page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Codes {
-    /// Codebook indices `[pages, chunk, head_dim / 8]`.
+    /// Codebook indices `[pages, chunk, pieces]`.
     pub idx: Vec<u8>,
-    /// Sign masks of the same shape at 2 bits: bit e is set where channel e of the piece is at
+    /// Sign masks of the same shape where they are stored (unit books at 2 bits): bit e is set where channel e of the piece is at
     /// least 0.
     pub signs: Option<Vec<u8>>,
-    /// Token scales `[pages, chunk]` as stored: see [`crate::layout::encode_scale`].
+    /// Token scales `[pages, chunk]` as stored: see [`crate::layout::encode_scale`]; 4-bit codes where
+    /// there are grids.
     pub s1: Vec<u16>,
-    /// Second token scales `[pages, chunk]`, f16 bits.
+    /// Second token scales `[pages, chunk]`, f16 bits or 4-bit codes.
     pub s2: Vec<u16>,
-    /// Channel means `[pages, head_dim]`, f16 bits.
+    /// Channel means `[pages, head_dim]`, f16 bits or 4-bit codes.
     pub o: Vec<u16>,
+    /// Grids of the 4-bit codes of `s1`, `s2` and `o`, `[pages, 3]`, as their words
+    /// ([`crate::layout::Grid`]); empty without.
+    pub grids: Vec<u32>,
 }
 
 impl Codes {
@@ -28,27 +32,24 @@ impl Codes {
     pub fn unpack(codec: &Codec, pages: &[u32]) -> Result<Self> {
         let layout = codec.layout();
         codec.page_count("pages", pages.len())?;
-        let bytes = |plane: usize| -> Vec<u8> {
-            pages
-                .chunks_exact(layout.words())
-                .flat_map(|page| {
-                    (0..layout.chunk() * layout.pieces())
-                        .map(move |i| PageLayout::byte(page, plane, i))
-                })
-                .collect()
+        let (tokens, dim) = (layout.chunk(), layout.head_dim());
+        let parts = pages.chunks_exact(layout.words());
+        let stored = |plane: usize, len: usize| -> Vec<u16> {
+            let of = |page| (0..len).map(move |i| layout.stored(page, plane, i));
+            parts.clone().flat_map(of).collect()
         };
-        let halves = |vector: usize, len: usize| -> Vec<u16> {
-            pages
-                .chunks_exact(layout.words())
-                .flat_map(|page| (0..len).map(move |i| PageLayout::half(page, vector, i)))
-                .collect()
-        };
+        let codes = tokens * layout.pieces();
+        let idx = parts.clone().flat_map(|page| (0..codes).map(|i| layout.index(page, i)));
+        let signs = parts
+            .clone()
+            .flat_map(|page| (0..codes).map(|i| PageLayout::byte(page, layout.sign_offset(), i)));
         Ok(Self {
-            idx: bytes(0),
-            signs: (layout.bits() == Bits::Two).then(|| bytes(layout.sign_offset())),
-            s1: halves(layout.s1_offset(), layout.chunk()),
-            s2: halves(layout.s2_offset(), layout.chunk()),
-            o: halves(layout.o_offset(), layout.head_dim()),
+            idx: idx.collect(),
+            signs: layout.signs().then(|| signs.collect()),
+            s1: stored(layout.s1_offset(), tokens),
+            s2: stored(layout.s2_offset(), tokens),
+            o: stored(layout.o_offset(), dim),
+            grids: parts.flat_map(|page| page[layout.grid_offset()..].iter().copied()).collect(),
         })
     }
 
@@ -70,28 +71,32 @@ impl Codes {
             }
         };
         fits("idx", self.idx.len(), codes)?;
-        let sign_codes = codes * (layout.bits().get() - 1);
+        let sign_codes = if layout.signs() { codes } else { 0 };
         fits("signs", self.signs.as_ref().map_or(0, Vec::len), sign_codes)?;
         fits("s1", self.s1.len(), layout.chunk())?;
         fits("s2", self.s2.len(), layout.chunk())?;
         fits("o", self.o.len(), layout.head_dim())?;
+        let grids = layout.words() - layout.grid_offset();
+        fits("grids", self.grids.len(), grids)?;
         let mut out = vec![0; pages * layout.words()];
         for (p, page) in out.chunks_exact_mut(layout.words()).enumerate() {
             for i in 0..codes {
-                PageLayout::set_byte(page, 0, i, self.idx[p * codes + i]);
+                layout.set_index(page, i, self.idx[p * codes + i]);
                 if let Some(signs) = &self.signs {
                     PageLayout::set_byte(page, layout.sign_offset(), i, signs[p * codes + i]);
                 }
             }
             for t in 0..layout.chunk() {
                 let at = p * layout.chunk() + t;
-                PageLayout::set_half(page, layout.s1_offset(), t, self.s1[at]);
-                PageLayout::set_half(page, layout.s2_offset(), t, self.s2[at]);
+                layout.set_stored(page, layout.s1_offset(), t, self.s1[at]);
+                layout.set_stored(page, layout.s2_offset(), t, self.s2[at]);
             }
             for c in 0..layout.head_dim() {
                 let o = self.o[p * layout.head_dim() + c];
-                PageLayout::set_half(page, layout.o_offset(), c, o);
+                layout.set_stored(page, layout.o_offset(), c, o);
             }
+            let own = &self.grids[p * grids..(p + 1) * grids];
+            page[layout.grid_offset()..].copy_from_slice(own);
         }
         Ok(out)
     }

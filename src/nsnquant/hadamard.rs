@@ -25,11 +25,15 @@ const ORDER_28: [u32; 28] = [
 /// The order of the sums is fixed: butterflies of distance 1, 2, 4, ... within each run of `2^k`
 /// channels, then, for m > 1, the signed sum over the runs, first to last, then the factor
 /// `1 / sqrt(d)`.
+///
+/// With a seed every channel gets a fixed sign before the transform (and after its inverse), drawn
+/// from the seed and the channel's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hadamard {
     dim: usize,
     rows: &'static [u32],
     run: usize,
+    seed: Option<u32>,
 }
 
 impl Hadamard {
@@ -38,13 +42,21 @@ impl Hadamard {
     /// # Errors
     /// [`crate::Error::HeadDim`] when [`check_head_dim`] refuses `dim`.
     pub fn new(argument: &'static str, dim: usize) -> Result<Self> {
+        Self::signed(argument, dim, None)
+    }
+
+    /// The transform of `dim` channels whose signs are drawn from a seed, if there is one.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn signed(argument: &'static str, dim: usize, seed: Option<u32>) -> Result<Self> {
         check_head_dim(argument, dim)?;
         let tables: [&'static [u32]; 3] = [&ORDER_12, &ORDER_20, &ORDER_28];
         let rows = tables
             .into_iter()
             .find(|rows| dim.is_multiple_of(rows.len()) && (dim / rows.len()).is_power_of_two())
             .unwrap_or(&[0]);
-        Ok(Self { dim, rows, run: dim / rows.len() })
+        Ok(Self { dim, rows, run: dim / rows.len(), seed })
     }
 
     /// Channels.
@@ -60,6 +72,11 @@ impl Hadamard {
     /// Channels `2^k` of a run, the part that butterflies transform.
     pub const fn run(&self) -> usize {
         self.run
+    }
+
+    /// The seed of the signs.
+    pub const fn seed(&self) -> Option<u32> {
+        self.seed
     }
 
     /// The factor `1 / sqrt(d)`, as both paths use it.
@@ -90,6 +107,7 @@ impl Hadamard {
     /// As [`Self::forward`] without the factor `1 / sqrt(d)`.
     pub(crate) fn forward_unscaled(&self, x: &mut [f32]) {
         assert_eq!(x.len(), self.dim, "channels of a token");
+        self.flip(x);
         self.butterflies(x);
         self.mix(x, |row, column| self.rows[row] >> column & 1);
     }
@@ -99,6 +117,14 @@ impl Hadamard {
         assert_eq!(x.len(), self.dim, "channels of a token");
         self.butterflies(x);
         self.mix(x, |row, column| self.rows[column] >> row & 1);
+        self.flip(x);
+    }
+
+    fn flip(&self, x: &mut [f32]) {
+        let Some(seed) = self.seed else { return };
+        for (channel, value) in x.iter_mut().enumerate() {
+            *value = f32::from_bits(value.to_bits() ^ flipped(seed, channel as u32) << 31);
+        }
     }
 
     fn butterflies(&self, x: &mut [f32]) {
@@ -164,4 +190,12 @@ impl Hadamard {
             }
         }
     }
+}
+
+/// Whether a channel is negated: a bit of a hash (MurmurHash3's finaliser, Appleby 2011).
+fn flipped(seed: u32, channel: u32) -> u32 {
+    let mut x = seed.wrapping_add(channel.wrapping_mul(0x9e37_79b9));
+    x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
+    x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
+    (x ^ x >> 16) & 1
 }

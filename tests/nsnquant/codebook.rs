@@ -1,10 +1,14 @@
 use wgkv::Error;
-use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE};
+use wgkv::layout::{Bits, CODEBOOK_ROWS, Family, PIECE};
 use wgkv::nsnquant::Codebook;
 
 #[path = "../../tools/train_codebook/train.rs"]
 mod train;
 
+#[path = "../../tools/train_codebook/plain.rs"]
+mod plain;
+
+use plain::{GRID, SHAPES, Shape, measure};
 use train::{Book, Piece, Random, mean_cosine};
 
 const DIM: usize = 128;
@@ -78,3 +82,80 @@ fn bad_books_are_refused_by_name_and_row() {
         matches!(error, Error::Length { got, expected: e, .. } if got + 1 == e && e == expected)
     );
 }
+
+/// The plain book of a rate and its shape.
+fn plain_book(bits: Bits) -> (Shape, Vec<f32>) {
+    let codebook = Codebook::builtin();
+    let book = codebook.book(Family::Plain, bits).expect("a book");
+    (Shape { rows: book.rows(), width: book.width() }, book.values().to_vec())
+}
+
+/// Mean square errors that a numpy study measured for books of these shapes.
+const STUDY: [f64; 4] = [0.319, 0.0956, 0.0292, 0.0078];
+
+#[test]
+fn the_plain_books_are_within_a_percent_of_the_best_known() {
+    let fresh = Random(4242).tokens(4096, 64).concat();
+    let bound = |shape: Shape| (-2.0 * shape.rate()).exp2();
+    for ((bits, study), expected) in Bits::ALL.into_iter().zip(STUDY).zip(SHAPES) {
+        let (shape, book) = plain_book(bits);
+        assert_eq!(shape, expected);
+        assert_eq!(shape.rate(), bits.get() as f64);
+        let quality = measure(shape, &book, &fresh, 2);
+        let normal = measure(shape, &book, &Random(99).normals(1 << 18), 2);
+        println!("{bits:?}: {quality:?}, normal {normal:?}, bound {:.5}", bound(shape));
+        assert!(normal.mse <= 1.04 * study, "{bits:?} {normal:?}");
+        assert!(quality.mse <= 1.01 * study && quality.mse >= bound(shape), "{bits:?} {quality:?}");
+        assert!(quality.cosine <= (1.0 - bound(shape)).sqrt());
+        // k-means leaves an error that is orthogonal to what the codes stand for.
+        assert!((quality.cosine.powi(2) + quality.mse - 1.0).abs() < 2e-3, "{bits:?} {quality:?}");
+    }
+}
+
+#[test]
+fn the_plain_books_are_those_that_were_trained() {
+    let values: Vec<f32> = Bits::ALL.into_iter().flat_map(|bits| plain_book(bits).1).collect();
+    assert_eq!(checksum(values.iter()), PLAIN_SUM, "{:#x}", checksum(values.iter()));
+    for value in values {
+        let steps = f64::from(value) / GRID;
+        assert!(steps == steps.round() && steps.abs() < 2048.0, "{value} is not exact in f16");
+    }
+}
+
+#[test]
+fn training_plain_books_is_deterministic_and_no_better_on_few_samples() {
+    let fresh = Random(12345).tokens(1024, DIM).concat();
+    let mut sums = Vec::new();
+    for (bits, shape) in Bits::ALL.into_iter().zip(SHAPES) {
+        let train = |threads| {
+            let mut random = Random(7);
+            let samples = random.tokens(512, DIM).concat();
+            plain::train(shape, &samples, 6, threads, &mut random)
+        };
+        let alone = train(1);
+        assert_eq!(alone, train(3), "{bits:?}: the number of threads shows");
+        let (small, shipped) = (
+            measure(shape, &alone, &fresh, 2).mse,
+            measure(shape, &plain_book(bits).1, &fresh, 2).mse,
+        );
+        assert!(shipped < small, "{bits:?}: shipped {shipped}, small {small}");
+        sums.push(checksum(alone.iter()));
+    }
+    assert_eq!(sums, SMALL_SUMS, "this host trains other books: {sums:#x?}");
+}
+
+#[test]
+fn rates_without_a_book_are_refused() {
+    let book = Codebook::builtin();
+    for bits in [Bits::Three, Bits::Four] {
+        let error = book.book(Family::Unit, bits).expect_err("no book");
+        assert!(matches!(error, Error::OutOfRange { argument: "bits", min: 1, max: 2, .. }));
+        assert!(book.rows(bits).is_empty());
+    }
+    assert!(Bits::new("bits", 0).is_err() && Bits::new("bits", 5).is_err());
+}
+
+/// Sums of the shipped plain books and of small ones.
+const PLAIN_SUM: u64 = 0x3419_06eb_b52e_8525;
+const SMALL_SUMS: [u64; 4] =
+    [0xdb58_78b7_4256_4325, 0x2cc5_a70d_077e_7325, 0x798a_3ed3_7691_4d25, 0xba5f_45b2_3f21_cb25];

@@ -20,6 +20,7 @@ fn reference_pages(file: &crate::support::golden::Golden, case: &crate::common::
         s1: numbers("s1").into_iter().map(|v| encode_scale(v as f32)).collect(),
         s2: halves("s2"),
         o: halves("o"),
+        grids: Vec::new(),
     };
     codes.pack(&case.codec).expect("the reference's shape")
 }

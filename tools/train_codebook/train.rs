@@ -50,7 +50,7 @@ impl Random {
     }
 
     /// A pair of normal numbers (Marsaglia's polar method).
-    fn normal_pair(&mut self) -> [f64; 2] {
+    pub fn normal_pair(&mut self) -> [f64; 2] {
         loop {
             let (u, v) = (self.symmetric(), self.symmetric());
             let s = u * u + v * v;
@@ -59,6 +59,15 @@ impl Random {
                 return [u * factor, v * factor];
             }
         }
+    }
+
+    /// Normal numbers.
+    pub fn normals(&mut self, count: usize) -> Vec<f32> {
+        (0..count.div_ceil(2))
+            .flat_map(|_| self.normal_pair())
+            .map(|v| v as f32)
+            .take(count)
+            .collect()
     }
 
     /// Tokens of `dim` channels, each brought to norm sqrt(dim), as pieces.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use wgkv::Error;
-use wgkv::layout::{Bits, PageLayout};
+use wgkv::layout::{Bits, Family, PageLayout};
 use wgkv::nsnquant::{Codebook, Codec};
 
 use crate::args::{Packing, Profile};
@@ -37,7 +37,7 @@ impl Spec {
         let bits =
             [("--k-bits", packing.k_bits), ("--v-bits", packing.v_bits)].map(|(name, one)| {
                 let (name, bits) = one.map_or(("--bits", packing.bits), |bits| (name, bits));
-                Bits::new(name, bits).map(|_| bits).map_err(Fail::from)
+                Family::Unit.rate(name, bits).map(|_| bits).map_err(Fail::from)
             });
         let [k_bits, v_bits] = bits;
         let spec = Self {

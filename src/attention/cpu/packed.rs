@@ -8,7 +8,7 @@ use super::rotate::Block;
 use super::{BLOCK, SPLIT, TILE, splits};
 use crate::attention::plan::{Plan, UNSEEN};
 use crate::attention::view::PackedView;
-use crate::layout::{Bits, CODEBOOK_ROWS, PIECE, PageLayout, decode_scale};
+use crate::layout::{CODEBOOK_ROWS, PIECE, PageLayout, decode_scale};
 use crate::nsnquant::Codec;
 use crate::primitives::parallel::map;
 
@@ -88,9 +88,9 @@ impl Tile {
                 let index = usize::from(PageLayout::byte(page, 0, byte));
                 let row = &rows[index * PIECE..(index + 1) * PIECE];
                 square += book.squares[index];
-                match layout.bits() {
-                    Bits::One => out.copy_from_slice(row),
-                    Bits::Two => {
+                match layout.signs() {
+                    false => out.copy_from_slice(row),
+                    true => {
                         let mask = PageLayout::byte(page, layout.sign_offset(), byte);
                         let low = FLIPS[usize::from(mask & 15)];
                         let high = FLIPS[usize::from(mask >> 4)];

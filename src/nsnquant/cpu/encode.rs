@@ -3,9 +3,12 @@
 use half::f16;
 
 use crate::error::{Error, Result};
-use crate::layout::{Bits, PIECE, PageLayout, encode_scale};
-use crate::nsnquant::codebook::{Block, LANES};
-use crate::nsnquant::codec::{Codec, MIN_SCALE, square_sum};
+use crate::layout::{Grid, Metadata, PIECE, PageLayout, encode_scale};
+use crate::nsnquant::codebook::square_sum;
+use crate::nsnquant::codec::{Codec, MIN_SCALE};
+use crate::nsnquant::key_scale::KeyScales;
+use crate::nsnquant::scheme::{Gain, MeanDomain};
+use crate::primitives::math::min_max;
 use crate::shape::Elements;
 
 /// Packs one page per entry of `starts`: page p holds the token rows `starts[p]` to
@@ -19,11 +22,28 @@ use crate::shape::Elements;
 /// [`Error::Length`] when `data` is no whole number of rows; [`Error::Offsets`] for a chunk that
 /// does not lie within the rows.
 pub fn encode(codec: &Codec, data: Elements<'_>, starts: &[u32]) -> Result<Vec<u32>> {
+    encode_scaled(codec, data, starts, None)
+}
+
+/// As [`encode`], with channels of the centred tokens divided by the key scale of their page.
+///
+/// # Errors
+/// As [`encode`] and [`KeyScales::check`].
+pub fn encode_scaled(
+    codec: &Codec,
+    data: Elements<'_>,
+    starts: &[u32],
+    scales: Option<&KeyScales<'_>>,
+) -> Result<Vec<u32>> {
     check(codec, data, starts)?;
+    if let Some(scales) = scales {
+        scales.check(codec.layout().head_dim(), starts.len())?;
+    }
     let words = codec.layout().words();
     let mut pages = vec![0; starts.len() * words];
-    let work = |scratch: &mut Scratch, (page, start): (&mut [u32], &u32)| {
-        scratch.analyse(codec, data, *start as usize);
+    let work = |scratch: &mut Scratch, (number, page): (usize, &mut [u32])| {
+        let channels = scales.map(|scales| scales.of(number, codec.layout().head_dim()));
+        scratch.analyse(codec, data, starts[number] as usize, channels);
         scratch.write(codec, page);
     };
     #[cfg(feature = "parallel")]
@@ -31,25 +51,26 @@ pub fn encode(codec: &Codec, data: Elements<'_>, starts: &[u32]) -> Result<Vec<u
         use rayon::prelude::*;
         pages
             .par_chunks_mut(words)
-            .zip(starts)
+            .enumerate()
             .for_each_init(|| Scratch::new(codec.layout()), work);
     }
     #[cfg(not(feature = "parallel"))]
     {
         let mut scratch = Scratch::new(codec.layout());
-        pages.chunks_mut(words).zip(starts).for_each(|item| work(&mut scratch, item));
+        pages.chunks_mut(words).enumerate().for_each(|item| work(&mut scratch, item));
     }
     Ok(pages)
 }
 
-/// What an encoder knows of a chunk before it rounds anything.
+/// What an encoder knows of a chunk before it chooses codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Analysis {
-    /// First scale of each token `[chunk]`.
+    /// First scale of each token `[chunk]`; with 4-bit scales what its code stands for.
     pub s1: Vec<f32>,
     /// Second scale of each token `[chunk]`.
     pub s2: Vec<f32>,
-    /// Mean of each channel `[head_dim]`.
+    /// Mean of each channel `[head_dim]`, in the domain in which it is stored; with 4-bit means what
+    /// its codes stand for.
     pub o: Vec<f32>,
     /// Tokens in the Hadamard domain `[chunk, head_dim]`, what the codes stand for.
     pub y: Vec<f32>,
@@ -62,7 +83,7 @@ pub struct Analysis {
 pub fn analyse(codec: &Codec, data: Elements<'_>, start: u32) -> Result<Analysis> {
     check(codec, data, &[start])?;
     let mut scratch = Scratch::new(codec.layout());
-    scratch.analyse(codec, data, start as usize);
+    scratch.analyse(codec, data, start as usize, None);
     Ok(Analysis { s1: scratch.s1, s2: scratch.s2, o: scratch.o, y: scratch.x })
 }
 
@@ -90,25 +111,44 @@ struct Scratch {
     s1: Vec<f32>,
     s2: Vec<f32>,
     o: Vec<f32>,
+    /// The mean in the plain domain.
+    shift: Vec<f32>,
+    /// What is stored of `s1`, `s2` and `o`.
+    stored: [Vec<u16>; 3],
+    grids: [Grid; 3],
 }
 
 impl Scratch {
     fn new(layout: &PageLayout) -> Self {
+        let (chunk, dim) = (layout.chunk(), layout.head_dim());
         Self {
-            x: vec![0.0; layout.chunk() * layout.head_dim()],
-            s1: vec![0.0; layout.chunk()],
-            s2: vec![0.0; layout.chunk()],
-            o: vec![0.0; layout.head_dim()],
+            x: vec![0.0; chunk * dim],
+            s1: vec![0.0; chunk],
+            s2: vec![0.0; chunk],
+            o: vec![0.0; dim],
+            shift: vec![0.0; dim],
+            stored: [vec![0; chunk], vec![0; chunk], vec![0; dim]],
+            grids: [Grid::from_word(0); 3],
         }
     }
 
-    /// Fills the scratch; `x` ends as the tokens in the Hadamard domain.
-    fn analyse(&mut self, codec: &Codec, data: Elements<'_>, start: usize) {
+    /// Fills the scratch but for what is stored of `s2`; `x` ends as the tokens in the Hadamard
+    /// domain. With 4-bit scales and means `s1` and `o` end as those that the codes stand for.
+    fn analyse(
+        &mut self,
+        codec: &Codec,
+        data: Elements<'_>,
+        start: usize,
+        channels: Option<&[f16]>,
+    ) {
         let dim = codec.layout().head_dim();
         data.read(start * dim, &mut self.x);
-        self.o.fill(0.0);
-        for (token, s1) in self.x.chunks_exact_mut(dim).zip(&mut self.s1) {
+        for (token, s1) in self.x.chunks_exact(dim).zip(&mut self.s1) {
             *s1 = row_scale(token);
+        }
+        self.store_s1(codec);
+        self.o.fill(0.0);
+        for (token, s1) in self.x.chunks_exact_mut(dim).zip(&self.s1) {
             // Both scaled alike, so that the divisor stays where every GPU divides accurately.
             let shrink = if *s1 > HUGE { SHRINK } else { 1.0 };
             let divisor = *s1 * shrink;
@@ -120,10 +160,22 @@ impl Scratch {
         let count = codec.layout().chunk() as f32;
         self.o.iter_mut().for_each(|o| *o /= count);
         let hadamard = codec.hadamard();
+        let transformed = codec.scheme().mean == MeanDomain::Hadamard;
+        if transformed {
+            hadamard.forward(&mut self.o);
+        }
+        self.store_o(codec);
+        self.shift.copy_from_slice(&self.o);
+        if transformed {
+            hadamard.inverse(&mut self.shift);
+        }
         let scale = hadamard.scale();
         for (token, s2) in self.x.chunks_exact_mut(dim).zip(&mut self.s2) {
-            for (value, o) in token.iter_mut().zip(&self.o) {
+            for (value, o) in token.iter_mut().zip(&self.shift) {
                 *value -= *o;
+            }
+            for (value, channel) in token.iter_mut().zip(channels.unwrap_or(&[])) {
+                *value /= channel.to_f32();
             }
             let square = token.chunks_exact(PIECE).map(square_sum).fold(0.0, |a, b| a + b);
             *s2 = (square / dim as f32).sqrt().max(MIN_SCALE);
@@ -135,30 +187,131 @@ impl Scratch {
         }
     }
 
-    fn write(&self, codec: &Codec, page: &mut [u32]) {
-        let layout = codec.layout();
-        let blocks = codec.codebook().blocks(layout.bits());
-        for (byte, piece) in self.x.chunks_exact(PIECE).enumerate() {
-            let mut target = [0.0; PIECE];
-            target.copy_from_slice(piece);
-            if layout.bits() == Bits::Two {
-                let mut signs = 0;
-                for (channel, value) in target.iter_mut().enumerate() {
-                    signs |= u8::from(*value >= 0.0) << channel;
-                    *value = value.abs();
-                }
-                PageLayout::set_byte(page, layout.sign_offset(), byte, signs);
+    fn store_s1(&mut self, codec: &Codec) {
+        let (s1, stored) = (&mut self.s1, &mut self.stored[0]);
+        match codec.layout().format().metadata {
+            Metadata::Half => {
+                stored.iter_mut().zip(s1).for_each(|(stored, s1)| *stored = encode_scale(*s1));
             }
-            PageLayout::set_byte(page, 0, byte, nearest(blocks, &target));
-        }
-        for (token, (s1, s2)) in self.s1.iter().zip(&self.s2).enumerate() {
-            PageLayout::set_half(page, layout.s1_offset(), token, encode_scale(*s1));
-            PageLayout::set_half(page, layout.s2_offset(), token, f16::from_f32(*s2).to_bits());
-        }
-        for (channel, o) in self.o.iter().enumerate() {
-            PageLayout::set_half(page, layout.o_offset(), channel, f16::from_f32(*o).to_bits());
+            Metadata::Four => {
+                let grid = scale_grid(s1);
+                for (stored, s1) in stored.iter_mut().zip(s1) {
+                    *stored = grid.scale_code(*s1);
+                    *s1 = grid.scale(*stored);
+                }
+                self.grids[0] = grid;
+            }
         }
     }
+
+    fn store_s2(&mut self, codec: &Codec) {
+        let (s2, stored) = (&self.s2, &mut self.stored[1]);
+        match codec.layout().format().metadata {
+            Metadata::Half => {
+                stored.iter_mut().zip(s2).for_each(|(s, s2)| *s = f16::from_f32(*s2).to_bits());
+            }
+            Metadata::Four => {
+                self.grids[1] = scale_grid(s2);
+                stored.iter_mut().zip(s2).for_each(|(s, s2)| *s = self.grids[1].scale_code(*s2));
+            }
+        }
+    }
+
+    fn store_o(&mut self, codec: &Codec) {
+        let (o, stored) = (&mut self.o, &mut self.stored[2]);
+        match codec.layout().format().metadata {
+            Metadata::Half => {
+                stored.iter_mut().zip(o).for_each(|(s, o)| *s = f16::from_f32(*o).to_bits());
+            }
+            Metadata::Four => {
+                let (low, high) = min_max(o);
+                let grid = Grid::spanning(low, high);
+                for (stored, o) in stored.iter_mut().zip(o) {
+                    *stored = grid.code(*o);
+                    *o = grid.value(*stored);
+                }
+                self.grids[2] = grid;
+            }
+        }
+    }
+
+    fn write(&mut self, codec: &Codec, page: &mut [u32]) {
+        match codec.layout().width() {
+            2 => self.write_codes::<2>(codec, page),
+            4 => self.write_codes::<4>(codec, page),
+            _ => self.write_codes::<PIECE>(codec, page),
+        }
+        self.store_s2(codec);
+        let layout = codec.layout();
+        let planes = [layout.s1_offset(), layout.s2_offset(), layout.o_offset()];
+        for (plane, stored) in planes.into_iter().zip(&self.stored) {
+            for (at, stored) in stored.iter().enumerate() {
+                layout.set_stored(page, plane, at, *stored);
+            }
+        }
+        if layout.format().metadata == Metadata::Four {
+            self.grids.iter().enumerate().for_each(|(at, grid)| layout.set_grid(page, at, *grid));
+        }
+    }
+
+    /// Writes the codes, and folds the gain into `s2`.
+    fn write_codes<const W: usize>(&mut self, codec: &Codec, page: &mut [u32]) {
+        let (layout, book, gain) = (codec.layout(), codec.book(), codec.scheme().gain);
+        let pieces = PIECE / W;
+        let mut place = 0;
+        for (token, s2) in self.x.chunks_exact(layout.head_dim()).zip(&mut self.s2) {
+            let (mut length, mut product, mut coded) = (0.0, 0.0, 0.0);
+            for eight in token.chunks_exact(PIECE) {
+                let mut target = [0.0; PIECE];
+                target.copy_from_slice(eight);
+                if layout.signs() {
+                    let mut signs = 0;
+                    for (channel, value) in target.iter_mut().enumerate() {
+                        signs |= u8::from(*value >= 0.0) << channel;
+                        *value = value.abs();
+                    }
+                    PageLayout::set_byte(page, layout.sign_offset(), place, signs);
+                }
+                let mut centroids = [0.0; PIECE];
+                for (piece, out) in centroids.chunks_exact_mut(W).enumerate() {
+                    let mut part = [0.0; W];
+                    part.copy_from_slice(&target[piece * W..(piece + 1) * W]);
+                    let index = book.nearest(&part);
+                    layout.set_index(page, place * pieces + piece, index);
+                    out.copy_from_slice(book.row(index));
+                }
+                if gain != Gain::TokenNorm {
+                    length += square_sum(&target);
+                    product += dot(&target, &centroids);
+                    coded += square_sum(&centroids);
+                }
+                place += 1;
+            }
+            *s2 *= match gain {
+                Gain::TokenNorm => 1.0,
+                Gain::Unbiased if product > 0.0 => (length / product).min(MAX_GAIN),
+                Gain::NormPreserving if coded > 0.0 => (length / coded).sqrt().min(MAX_GAIN),
+                Gain::Unbiased | Gain::NormPreserving => 0.0,
+            };
+        }
+    }
+}
+
+/// Largest factor by which the gain lengthens a token. Tokens that are close to normal need at most
+/// 1.5; one that the transform leaves in a single channel may ask for sqrt(d) / 3, which would carry
+/// the rounding of its other channels along.
+const MAX_GAIN: f32 = 4.0;
+
+/// The grid of the scales of a chunk.
+fn scale_grid(scales: &[f32]) -> Grid {
+    let (low, high) = min_max(scales);
+    Grid::of_scales(low, high)
+}
+
+/// Dot product of 8 channels, in the order of [`square_sum`].
+fn dot(a: &[f32; PIECE], b: &[f32; PIECE]) -> f32 {
+    ((a[0] * b[0] + a[1] * b[1]) + (a[2] * b[2] + a[3] * b[3]))
+        + ((a[4] * b[4] + a[5] * b[5]) + (a[6] * b[6] + a[7] * b[7]))
 }
 
 /// Above this, numerator and divisor are shrunk by [`SHRINK`] before they are divided: WGSL's
@@ -185,33 +338,4 @@ fn row_scale(row: &[f32]) -> f32 {
     }
     let rms = (square / row.len() as f32).sqrt().min(BELOW_FOUR);
     (rms * down).max(MIN_SCALE)
-}
-
-/// Index of the centroid with the largest dot product, the first of equals.
-fn nearest(blocks: &[Block], target: &[f32; PIECE]) -> u8 {
-    let mut best = [f32::MIN; LANES];
-    let mut block_of = [0u32; LANES];
-    for (index, block) in blocks.iter().enumerate() {
-        let mut dot = [0.0f32; LANES];
-        for (value, column) in target.iter().zip(block) {
-            for lane in 0..LANES {
-                dot[lane] += value * column[lane];
-            }
-        }
-        for lane in 0..LANES {
-            let better = dot[lane] > best[lane];
-            best[lane] = if better { dot[lane] } else { best[lane] };
-            block_of[lane] = if better { index as u32 } else { block_of[lane] };
-        }
-    }
-    let mut index = block_of[0] as usize * LANES;
-    let mut top = best[0];
-    for lane in 1..LANES {
-        let candidate = block_of[lane] as usize * LANES + lane;
-        if best[lane] > top || (best[lane] == top && candidate < index) {
-            top = best[lane];
-            index = candidate;
-        }
-    }
-    index as u8
 }

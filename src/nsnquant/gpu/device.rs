@@ -23,8 +23,10 @@ impl DeviceCodec {
     /// Uploads the codebook of a codec: f32 `[256, 8]`, row by row.
     ///
     /// # Errors
-    /// [`Error::DeviceLimit`] when the device allows no buffer of 8 KiB.
+    /// [`Error::DeviceLimit`] when the device allows no buffer of 8 KiB; [`Error::Parameter`] for a
+    /// scheme other than that of [`Profile::Compat`](crate::nsnquant::Profile::Compat).
     pub fn new(context: &Context, codec: Codec) -> Result<Self> {
+        codec.check_compat("codec")?;
         let rows = codec.codebook().rows(codec.layout().bits());
         let book = context.upload_constant("wgkv codebook", bytemuck::cast_slice(rows))?;
         Ok(Self { codec, book })

@@ -1,0 +1,78 @@
+//! The choices that make a codec, and the combinations that have names.
+
+use crate::layout::{Bits, Family, Format, Metadata};
+
+/// How the length of a decoded token is set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Gain {
+    /// Decoding brings the token's centroids c to norm sqrt(d); the stored `s2` is the token's own.
+    #[default]
+    TokenNorm,
+    /// The stored scale is `s2 (y.y) / (y.c)`, so that the error is orthogonal to the token y and
+    /// dot products with it are unbiased (arXiv 2505.18231, section 3.3). Free norms need it.
+    Unbiased,
+    /// The stored scale is `s2 |y| / |c|`: the decoded token has the norm of the token. Better than
+    /// [`Self::Unbiased`] at 1 bit.
+    NormPreserving,
+}
+
+/// Where the mean of a chunk is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MeanDomain {
+    /// As it is.
+    #[default]
+    Plain,
+    /// Transformed like the tokens, which spreads a few large channels over all of them, so that 4
+    /// bits resolve the rest.
+    Hadamard,
+}
+
+/// The choices that make a codec; each is independent of the others. Keys are taken as they come:
+/// after their rotary embedding, where the model has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Scheme {
+    /// What the parts of a page are stored as.
+    pub format: Format,
+    /// How the length of a decoded token is set.
+    pub gain: Gain,
+    /// Where the mean is stored.
+    pub mean: MeanDomain,
+    /// Seed of the signs that channels get before the Hadamard transform, if they get any.
+    pub signs: Option<u32>,
+}
+
+/// Combinations that have names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Profile {
+    /// What the method's description gives: unit books, 16-bit scales and means used unrounded on
+    /// the way to the codes, 1 or 2 bits.
+    #[default]
+    Compat,
+    /// Plain books with the gain folded into `s2`, 4-bit scales and means each quantised before the
+    /// next step uses it, the mean in the Hadamard domain; 1 to 4 bits.
+    Tuned,
+}
+
+impl Profile {
+    /// The scheme of a profile at a rate. No page has rates above 2 bits in [`Self::Compat`].
+    pub const fn scheme(self, bits: Bits) -> Scheme {
+        match self {
+            Self::Compat => Scheme {
+                format: Format::unit(bits),
+                gain: Gain::TokenNorm,
+                mean: MeanDomain::Plain,
+                signs: None,
+            },
+            Self::Tuned => Scheme {
+                format: Format { bits, family: Family::Plain, metadata: Metadata::Four },
+                gain: match bits {
+                    Bits::One => Gain::NormPreserving,
+                    _ => Gain::Unbiased,
+                },
+                mean: MeanDomain::Hadamard,
+                signs: None,
+            },
+        }
+    }
+}
