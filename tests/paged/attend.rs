@@ -1,5 +1,7 @@
 //! Attention on a paged cache beside its definition in f64.
 
+use wgkv::Error;
+use wgkv::attention::{Causal, PagedAttend};
 use wgkv::shape::Dtype;
 
 use crate::model::{Data, Noise};
@@ -42,6 +44,19 @@ impl Ask {
         }
     }
 
+    /// As the library takes it, for a batch of so many members.
+    pub fn with<T>(&self, members: usize, work: impl FnOnce(&PagedAttend<'_>) -> T) -> T {
+        let first = self.first.iter().flatten().copied().cycle().take(members);
+        let first: Vec<u32> = first.collect();
+        let causal = match &self.first {
+            _ if self.all => Causal::All,
+            None => Causal::Newest,
+            Some(_) => Causal::From(&first),
+        };
+        let Self { scale, soft_cap, window, .. } = *self;
+        work(&PagedAttend { scale, causal, soft_cap, window })
+    }
+
     fn sees(&self, stands: i64, position: u32) -> bool {
         let position = i64::from(position);
         let within = self.window.is_none_or(|window| stands - position < i64::from(window));
@@ -53,7 +68,7 @@ impl World {
     /// Attends to a batch and checks outputs and logs; returns those of the host, and of the device.
     pub fn attend(&mut self, chosen: &[u8], layer: usize, ask: &Ask) -> Vec<(Vec<f32>, Vec<f32>)> {
         let (places, ids) = self.members(chosen);
-        if true || ids.is_empty() {
+        if ids.is_empty() {
             return Vec::new();
         }
         let heads = self.shape.heads * ask.group;
@@ -64,6 +79,13 @@ impl World {
         };
         let queries: Vec<f32> = (0..ids.len()).flat_map(of).collect();
         let queries = Data::new(ask.dtype, &queries);
+        let newest = ask.first.is_none() && !ask.all;
+        if newest && places.iter().any(|place| (self.live[*place].1.seen as usize) < ask.tokens) {
+            // There are no such newest tokens.
+            let asked = self.on_both(|twin| twin.attend(&ids, layer, ask, &queries).map(drop));
+            assert!(matches!(asked, Err(Error::OutOfRange { argument: "query tokens", .. })));
+            return Vec::new();
+        }
         let asked = |twin: &mut dyn Twin| twin.attend(&ids, layer, ask, &queries);
         let mut results = vec![asked(&mut self.host).unwrap()];
         if let Some(device) = &mut self.device {
@@ -88,21 +110,31 @@ impl World {
                     let stands = first + (at % ask.tokens) as i64;
                     let seen = |position: u32| ask.sees(stands, position);
                     let expected = attended(query, &keys, &values, &positions, dv, ask, &seen);
-                    for (out, lse) in &results {
+                    for (twin, (out, lse)) in results.iter().enumerate() {
                         let out = &out[at * dv..(at + 1) * dv];
-                        for (got, expected) in out.iter().zip(&expected.0) {
-                            let error = (f64::from(*got) - expected).abs();
-                            assert!(error < 2e-3 * f64::from(largest), "{got}, not {expected}");
+                        let error = distance(out, lse[at], &expected) / f64::from(largest);
+                        if error >= 1e-3 {
+                            // A device may have packed a row with another code.
+                            assert!(twin == 1 && error < 0.3, "{out:?}, not {expected:?}");
+                            self.pages.close += 1;
                         }
-                        let error = (f64::from(lse[at]) - expected.1).abs();
-                        let bound = 1e-3 * (1.0 + expected.1.abs());
-                        assert!(error < bound, "{}, not {}", lse[at], expected.1);
                     }
                 }
             }
         }
         results
     }
+}
+
+/// How far an answer is from what it must be, for values of size 1.
+fn distance(out: &[f32], lse: f32, expected: &(Vec<f64>, f64)) -> f64 {
+    if expected.1 == f64::from(wgkv::attention::NO_KEY) {
+        assert!(out.iter().all(|x| *x == 0.0) && lse == wgkv::attention::NO_KEY);
+        return 0.0;
+    }
+    let far = out.iter().zip(&expected.0).map(|(a, b)| (f64::from(*a) - b).abs());
+    let log = (f64::from(lse) - expected.1).abs() / (1.0 + expected.1.abs());
+    far.fold(log, f64::max)
 }
 
 /// Attention of one query in f64, from its definition.

@@ -201,3 +201,42 @@ fn a_lost_device_is_an_error_and_others_go_on() {
     world.attend(&[0], 0, &Ask::newest(1, &[1]));
     world.end();
 }
+
+#[test]
+fn a_device_lost_between_two_layers_of_a_step() {
+    let (device, queue) = support::device(&wgpu::Limits::default());
+    let context = Context::new(&device, &queue, &ContextDescriptor::default()).unwrap();
+    let config = config();
+    let mut world = World::new(&config, Some(Device::new(&context, &config)));
+    world.prompt(1, 40, Finish::All);
+    let id = world.live[0].0;
+    let rows = tell(&world, Dtype::F16, &[(1, 40, 30)]);
+    let twin = world.device.as_mut().unwrap();
+    let parts = [Part { sequence: id, tokens: 30 }];
+    let step = twin.cache.step(&Operation::Append { parts: &parts, flush: true }).unwrap();
+    let buffers: Vec<_> = rows
+        .iter()
+        .map(|rows| {
+            let upload = |data: &[u8]| context.upload("rows", data).unwrap();
+            [upload(rows.keys.elements().bytes()), upload(rows.values.elements().bytes())]
+        })
+        .collect();
+    let incoming = |layer: usize| {
+        let [keys, values] = buffers[layer].each_ref().map(Slice::all);
+        Some(IncomingRows { keys, values, dtype: Dtype::F16 })
+    };
+    let mut encoder = device.create_command_encoder(&Default::default());
+    let mut recorder = wgkv::gpu::Recorder::new(&context, &mut encoder);
+    twin.cache.record(&mut recorder, &step, 0, incoming(0)).unwrap();
+    device.destroy();
+    // Whether the loss is noticed here depends on what is recorded; it ends in an error at the latest
+    // when something is read back.
+    let recorded = twin.cache.record(&mut recorder, &step, 1, incoming(1));
+    let slab = twin.cache.slabs(PageClass::Raw, 0).iter().flatten().next().unwrap();
+    let readback = recorder.read_back(Slice::all(slab));
+    let finished = recorder.finish();
+    queue.submit([encoder.finish()]);
+    let _ = device.poll(wgpu::PollType::Poll);
+    let read = readback.and_then(|readback| finished.and_then(|_| pollster::block_on(readback)));
+    assert!(recorded.is_err() || read.is_err(), "{recorded:?} {read:?}");
+}

@@ -9,6 +9,7 @@ use wgkv::layout::Bits;
 use wgkv::layout::pool::PageClass;
 use wgkv::shape::Dtype;
 
+use crate::attend::Ask;
 use crate::world::{Finish, World};
 
 /// What a program does; sequences are chosen among those alive by remainder.
@@ -26,6 +27,8 @@ pub enum Op {
     Tell(u8),
     /// Members, the layer, tokens to spare, element type.
     Fetch(Vec<u8>, u8, u8, Dtype),
+    /// Members, the layer, what is asked.
+    Attend(Vec<u8>, u8, Ask),
     Shrink,
 }
 
@@ -51,6 +54,9 @@ impl World {
             Op::Fetch(chosen, layer, spare, dtype) => {
                 self.fetch(chosen, *layer as usize % layers, *spare as usize, *dtype);
             }
+            Op::Attend(chosen, layer, ask) => {
+                self.attend(chosen, *layer as usize % layers, ask);
+            }
             Op::Shrink => self.shrink(),
         }
     }
@@ -72,6 +78,27 @@ fn finish() -> impl Strategy<Value = Finish> {
     ]
 }
 
+fn ask() -> impl Strategy<Value = Ask> {
+    let cap = prop::option::of(0.5f32..30.0);
+    let scale = prop::option::of(prop::sample::select(vec![0.05f32, 0.3, 1.0]));
+    let window = prop::option::of(1u32..60);
+    let first = prop::option::weighted(0.3, prop::collection::vec(0u32..90, 1..3));
+    let shape = (1usize..4, 1usize..4, dtype());
+    (any::<u64>(), shape, scale, cap, window, prop::bool::weighted(0.2), first).prop_map(
+        |(seed, (group, tokens, dtype), scale, soft_cap, window, all, first)| Ask {
+            seeds: vec![seed, seed ^ 1, seed ^ 2],
+            group,
+            tokens,
+            dtype,
+            scale,
+            soft_cap,
+            window: window.filter(|_| !all),
+            all,
+            first: first.filter(|_| !all),
+        },
+    )
+}
+
 pub fn op() -> impl Strategy<Value = Op> {
     let some = || prop::collection::vec(0u8..6, 0..4);
     prop_oneof![
@@ -88,6 +115,8 @@ pub fn op() -> impl Strategy<Value = Op> {
         1 => (0u8..6).prop_map(Op::Tell),
         2 => (some(), 0u8..2, 0u8..70, dtype())
             .prop_map(|(members, layer, spare, dtype)| Op::Fetch(members, layer, spare, dtype)),
+        3 => (some(), 0u8..2, ask())
+            .prop_map(|(members, layer, ask)| Op::Attend(members, layer, ask)),
         1 => Just(Op::Shrink),
     ]
 }

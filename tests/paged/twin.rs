@@ -1,6 +1,8 @@
 //! The two paths of the paged cache behind one face.
 
 use wgkv::Result;
+use wgkv::attention::Queries;
+use wgkv::attention::gpu::DeviceQueries;
 use wgkv::cache::cpu as host;
 use wgkv::cache::cpu::IncomingRows as HostIncoming;
 use wgkv::cache::gpu as device;
@@ -154,12 +156,19 @@ impl Twin for Host {
 
     fn attend(
         &mut self,
-        _: &[SequenceId],
-        _: usize,
-        _: &Ask,
-        _: &Data,
+        members: &[SequenceId],
+        layer: usize,
+        ask: &Ask,
+        queries: &Data,
     ) -> Result<(Vec<f32>, Vec<f32>)> {
-        unreachable!()
+        let batch = self.cache.batch(members)?;
+        let (data, tokens) = (queries.elements(), ask.tokens);
+        let heads = self.cache.pool().config().heads * ask.group;
+        let head_dim = self.cache.pool().layout().head_dims()[0];
+        let queries = Queries { data, batch: members.len(), heads, tokens, head_dim };
+        let attended = ask
+            .with(members.len(), |settings| self.cache.attend(&batch, layer, &queries, settings))?;
+        Ok((attended.out, attended.lse))
     }
 
     fn pages(&mut self, layer: usize, pages: &[(PageClass, PageId)]) -> Vec<Vec<u32>> {
@@ -324,12 +333,29 @@ impl Twin for Device {
 
     fn attend(
         &mut self,
-        _: &[SequenceId],
-        _: usize,
-        _: &Ask,
-        _: &Data,
+        members: &[SequenceId],
+        layer: usize,
+        ask: &Ask,
+        queries: &Data,
     ) -> Result<(Vec<f32>, Vec<f32>)> {
-        unreachable!()
+        let mut batch = self.cache.batch(members)?;
+        let buffer = self.upload(queries);
+        let (data, dtype) = (Slice::all(&buffer), queries.elements().dtype());
+        let heads = self.cache.pool().config().heads * ask.group;
+        let [head_dim, dim] = self.cache.pool().layout().head_dims();
+        let (tokens, members) = (ask.tokens, members.len());
+        let queries = DeviceQueries { data, dtype, batch: members, heads, tokens, head_dim };
+        let (mut out, mut lse) = ask.with(members, |settings| {
+            submit(&self.context, |rec| {
+                let attended = self.cache.attend(rec, &mut batch, layer, &queries, settings)?;
+                let out = rec.read_back(Slice::all(&attended.out))?;
+                Ok((out, rec.read_back(Slice::all(&attended.lse))?))
+            })
+        })?;
+        let (mut out, mut lse) = (words(&self.context, &mut out), words(&self.context, &mut lse));
+        out.truncate(members * heads * tokens * dim);
+        lse.truncate(members * heads * tokens);
+        Ok((out, lse))
     }
 
     fn pages(&mut self, layer: usize, pages: &[(PageClass, PageId)]) -> Vec<Vec<u32>> {

@@ -103,7 +103,7 @@ impl World {
     }
 
     /// Does the same on both paths, which must say the same.
-    fn on_both<T: PartialEq + core::fmt::Debug>(
+    pub fn on_both<T: PartialEq + core::fmt::Debug>(
         &mut self,
         mut work: impl FnMut(&mut dyn Twin) -> wgkv::Result<T>,
     ) -> wgkv::Result<T> {
