@@ -56,6 +56,7 @@ pub struct Recorder<'a> {
     slots: Slots,
     pending: Vec<Pending>,
     timer: Option<Timer>,
+    dispatches: u64,
 }
 
 impl core::fmt::Debug for Recorder<'_> {
@@ -74,12 +75,18 @@ impl<'a> Recorder<'a> {
             slots: Slots::new(context.device()),
             pending: Vec::new(),
             timer: None,
+            dispatches: 0,
         }
     }
 
     /// The context that this recording belongs to.
     pub fn context(&self) -> &'a Context {
         self.context
+    }
+
+    /// Dispatches recorded so far.
+    pub fn dispatches(&self) -> u64 {
+        self.dispatches
     }
 
     /// Refuses a slice that [`Recorder::dispatch`] would refuse for this binding.
@@ -170,6 +177,7 @@ impl<'a> Recorder<'a> {
         pass.set_pipeline(&pipeline.pipeline);
         pass.set_bind_group(0, &group, &[offset]);
         pass.dispatch_workgroups(width, height, 1);
+        self.dispatches += 1;
         Ok(())
     }
 

@@ -14,6 +14,7 @@ mod keep;
 mod layer;
 mod pack;
 mod paged;
+mod paged_record;
 mod pages;
 mod plan;
 mod pool;

@@ -27,6 +27,15 @@ fn lives_of_sequences_are_the_same_on_both_paths() {
     (a..=c).for_each(|place| twin.check(place));
     twin.trim(&[(a, 2), (c, 1)]).unwrap();
     (a..=c).for_each(|place| twin.check(place));
+    // Into packed chunks: some rows come back as they decode.
+    let seen = [a, c].map(|place| twin.cpu.pool().seen(twin.live[place].0).unwrap());
+    twin.trim(&[(a, 40), (c, 30)]).unwrap();
+    twin.check(b);
+    for (place, seen) in [a, c].into_iter().zip(seen) {
+        twin.check_rows(place, &|position| position < 4 || position >= seen);
+        twin.add(&[(place, 3)], false, true).unwrap();
+    }
+    (a..=c).for_each(|place| twin.check_rows(place, &|position| position < 4));
     twin.end();
 }
 

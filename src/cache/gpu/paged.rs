@@ -44,6 +44,14 @@ impl Step {
         self.first..self.first + self.layers.len()
     }
 
+    /// Lists that were uploaded: layers with equal work share one, layers without work have none.
+    pub fn uploads(&self) -> usize {
+        let place = |lists: &Arc<Lists>| Arc::as_ptr(lists);
+        let mut distinct: Vec<_> = self.layers.iter().flatten().map(place).collect();
+        distinct.dedup();
+        distinct.len()
+    }
+
     fn lists(&self, layer: usize) -> Option<&Lists> {
         self.layers.get(layer.checked_sub(self.first)?)?.as_deref()
     }
