@@ -29,6 +29,8 @@ pub enum Op {
     Fetch(Vec<u8>, u8, u8, Dtype),
     /// Members, the layer, what is asked.
     Attend(Vec<u8>, u8, Ask),
+    /// Saves some sequences and loads them beside themselves.
+    Reload(Vec<u8>),
     Shrink,
 }
 
@@ -57,6 +59,7 @@ impl World {
             Op::Attend(chosen, layer, ask) => {
                 self.attend(chosen, *layer as usize % layers, ask);
             }
+            Op::Reload(chosen) => drop(self.reload(chosen)),
             Op::Shrink => self.shrink(),
         }
     }
@@ -117,6 +120,7 @@ pub fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(members, layer, spare, dtype)| Op::Fetch(members, layer, spare, dtype)),
         3 => (some(), 0u8..2, ask())
             .prop_map(|(members, layer, ask)| Op::Attend(members, layer, ask)),
+        1 => some().prop_map(Op::Reload),
         1 => Just(Op::Shrink),
     ]
 }

@@ -67,6 +67,10 @@ pub trait Twin {
         ask: &Ask,
         queries: &Data,
     ) -> Result<(Vec<f32>, Vec<f32>)>;
+    /// Sequences as a file.
+    fn save(&mut self, sequences: &[SequenceId]) -> Result<Vec<u8>>;
+    /// The sequences of a file.
+    fn load(&mut self, file: &[u8]) -> Result<Vec<SequenceId>>;
     /// Words of pages of a layer.
     fn pages(&mut self, layer: usize, pages: &[(PageClass, PageId)]) -> Vec<Vec<u32>>;
 }
@@ -169,6 +173,14 @@ impl Twin for Host {
         let attended = ask
             .with(members.len(), |settings| self.cache.attend(&batch, layer, &queries, settings))?;
         Ok((attended.out, attended.lse))
+    }
+
+    fn save(&mut self, sequences: &[SequenceId]) -> Result<Vec<u8>> {
+        self.cache.save(sequences).map(|saved| saved.to_bytes())
+    }
+
+    fn load(&mut self, file: &[u8]) -> Result<Vec<SequenceId>> {
+        self.cache.load(file)
     }
 
     fn pages(&mut self, layer: usize, pages: &[(PageClass, PageId)]) -> Vec<Vec<u32>> {
@@ -356,6 +368,17 @@ impl Twin for Device {
         out.truncate(members * heads * tokens * dim);
         lse.truncate(members * heads * tokens);
         Ok((out, lse))
+    }
+
+    fn save(&mut self, sequences: &[SequenceId]) -> Result<Vec<u8>> {
+        let saving = submit(&self.context, |rec| self.cache.save(rec, sequences))?;
+        self.context.device().poll(wgkv::wgpu::PollType::wait_indefinitely()).unwrap();
+        pollster::block_on(saving).map(|saved| saved.to_bytes())
+    }
+
+    fn load(&mut self, file: &[u8]) -> Result<Vec<SequenceId>> {
+        let context = self.context.clone();
+        submit(&context, |rec| self.cache.load(rec, file))
     }
 
     fn pages(&mut self, layer: usize, pages: &[(PageClass, PageId)]) -> Vec<Vec<u32>> {

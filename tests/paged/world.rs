@@ -463,11 +463,30 @@ impl World {
         }
     }
 
-    /// Adds copies that were saved and loaded: what they share stays shared among them.
-    pub fn adopt(&mut self, places: &[usize], ids: Vec<SequenceId>) {
+    /// Saves some sequences and adds those of the file: what they share stays shared among them.
+    pub fn reload(&mut self, chosen: &[u8]) -> bool {
+        let chosen: Vec<(u8, u32)> = chosen.iter().map(|sequence| (*sequence, 0)).collect();
+        let (places, parts) = self.parts(&chosen);
+        let ids: Vec<SequenceId> = parts.iter().map(|part| part.sequence).collect();
+        let file = self.host.save(&ids).unwrap();
+        if let Some(device) = &mut self.device {
+            // Equal but for chunks that the device packed with another code.
+            let other = device.save(&ids).unwrap();
+            assert_eq!(other.len(), file.len());
+            self.pages.close += usize::from(other != file);
+        }
+        let ids = match self.on_both(|twin| twin.load(&file)) {
+            Ok(ids) => ids,
+            Err(Error::OutOfBudget { needed, available }) => {
+                assert!(needed > available);
+                return false;
+            }
+            Err(error) => panic!("{error}"),
+        };
         let models: Vec<&Sequence> = places.iter().map(|place| &self.live[*place].1).collect();
         let copies = apart(&models);
         self.live.extend(ids.into_iter().zip(copies));
+        true
     }
 
     /// The words that mean something of every page of a sequence, page after page, by twin.

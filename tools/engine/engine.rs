@@ -23,6 +23,19 @@ pub type Answer<T> = Result<T, Box<dyn std::error::Error>>;
 /// Largest difference between the paths that rounding explains, relative to the outputs (rms).
 const TOLERANCE: f32 = 1e-2;
 
+/// Records, submits and does not wait. The encoder is the engine's: it may hold other work.
+fn submit<T>(
+    context: &Context,
+    record: impl FnOnce(&mut Recorder<'_>) -> wgkv::Result<T>,
+) -> wgkv::Result<T> {
+    let mut encoder = context.device().create_command_encoder(&Default::default());
+    let mut recorder = Recorder::new(context, &mut encoder);
+    let value = record(&mut recorder)?;
+    recorder.finish()?;
+    context.queue().submit([encoder.finish()]);
+    Ok(value)
+}
+
 /// A sequence of the engine: what it says, and its name in the cache. Both caches name alike.
 struct Sequence {
     id: SequenceId,
@@ -59,19 +72,6 @@ impl<'a> Engine<'a> {
         let cache = gpu::PagedCache::new(context, config.clone(), Codebook::builtin())?;
         let check = cpu::PagedCache::new(config, Codebook::builtin())?;
         Ok(Self { context, model, cache, check, sequences: Vec::new(), worst: 0.0 })
-    }
-
-    /// Records, submits and does not wait. The encoder is the engine's: it may hold other work.
-    fn submit<T>(
-        &self,
-        record: impl FnOnce(&mut Recorder<'_>) -> wgkv::Result<T>,
-    ) -> wgkv::Result<T> {
-        let mut encoder = self.context.device().create_command_encoder(&Default::default());
-        let mut recorder = Recorder::new(self.context, &mut encoder);
-        let value = record(&mut recorder)?;
-        recorder.finish()?;
-        self.context.queue().submit([encoder.finish()]);
-        Ok(value)
     }
 
     /// Waits for what a submission reads back.
@@ -140,7 +140,7 @@ impl<'a> Engine<'a> {
             buffers.push([self.upload(keys)?, self.upload(values)?, self.upload(queries)?]);
             inputs.push(sides);
         }
-        let mut answers: Vec<Readback> = self.submit(|rec| {
+        let mut answers: Vec<Readback> = submit(self.context, |rec| {
             let mut answers = Vec::new();
             for (layer, buffers) in buffers.iter().enumerate() {
                 let [keys, values, data] = buffers.each_ref().map(Slice::all);
@@ -203,7 +203,7 @@ impl<'a> Engine<'a> {
         let heads = self.model.kv_heads;
         let config = EvictConfig::new(Budget::Adaptive { per_head, heads });
         let layers = 0..self.model.layers;
-        let mut evictions = self.submit(|rec| {
+        let mut evictions = submit(self.context, |rec| {
             let evict = |layer| self.cache.evict(rec, id, layer, &config);
             layers.map(evict).collect::<wgkv::Result<Vec<gpu::Eviction>>>()
         })?;
@@ -216,21 +216,12 @@ impl<'a> Engine<'a> {
                 return Err(format!("other tokens stay in layer {layer}").into());
             }
             self.check.finish(&expected)?;
-            self.finish(eviction, &counts)?;
+            submit(self.context, |rec| self.cache.finish(rec, eviction, &counts))?;
             // Known positions allow trims that reach into the prompt.
             self.cache.told(id, layer, &positions)?;
             self.check.told(id, layer, &positions)?;
         }
         self.compare_accounts()
-    }
-
-    fn finish(&mut self, eviction: &gpu::Eviction, counts: &[u32]) -> Answer<()> {
-        let mut encoder = self.context.device().create_command_encoder(&Default::default());
-        let mut recorder = Recorder::new(self.context, &mut encoder);
-        self.cache.finish(&mut recorder, eviction, counts)?;
-        recorder.finish()?;
-        self.context.queue().submit([encoder.finish()]);
-        Ok(())
     }
 
     /// Takes the last tokens of a sequence back, such as those of a draft that were rejected.
@@ -240,10 +231,38 @@ impl<'a> Engine<'a> {
         sequence.text.tokens.truncate(sequence.text.tokens.len() - tokens as usize);
         let operation = Operation::Trim { parts: &parts };
         let step = self.cache.step(&operation)?;
-        self.submit(|rec| self.cache.record_all(rec, &step))?;
+        submit(self.context, |rec| self.cache.record_all(rec, &step))?;
         let step = self.check.step(&operation)?;
         self.check.apply_all(&step)?;
         self.compare_accounts()
+    }
+
+    /// Puts all sequences into a file, lets all memory go, and goes on from the file, which the CPU
+    /// path reads too. Returns the size of the file.
+    pub fn pause(&mut self) -> Answer<u64> {
+        let ids: Vec<SequenceId> = self.sequences.iter().map(|sequence| sequence.id).collect();
+        let saving = submit(self.context, |rec| self.cache.save(rec, &ids))?;
+        self.context.device().poll(wgpu::PollType::wait_indefinitely())?;
+        let mut file = tempfile::NamedTempFile::new()?;
+        let bytes = pollster::block_on(saving)?.write(&mut file)?;
+        for id in ids {
+            self.cache.free(id)?;
+            self.check.free(id)?;
+        }
+        self.shrink()?;
+        if self.device_bytes() > 0 {
+            return Err("slabs are left behind".into());
+        }
+        let saved = std::fs::read(file.path())?;
+        let ids = self.check.load(&saved)?;
+        if submit(self.context, |rec| self.cache.load(rec, &saved))? != ids {
+            return Err("the paths name sequences differently".into());
+        }
+        for (sequence, id) in self.sequences.iter_mut().zip(ids) {
+            sequence.id = id;
+        }
+        self.compare_accounts()?;
+        Ok(bytes)
     }
 
     /// Ends a sequence.
@@ -275,7 +294,16 @@ impl<'a> Engine<'a> {
         Ok(writeln!(
             out,
             "{:<28} {:>9} {:>7} {:>7} {:>7} {:>7} {:>8} {:>6} {:>6}  {:>5}",
-            "bytes of", "pages", "codes", "scales", "means", "sinks", "tail", "pos.", "shared", "ratio"
+            "bytes of",
+            "pages",
+            "codes",
+            "scales",
+            "means",
+            "sinks",
+            "tail",
+            "pos.",
+            "shared",
+            "ratio"
         )?)
     }
 

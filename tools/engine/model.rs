@@ -50,7 +50,13 @@ impl Model {
                 let means: Vec<f32> = (0..self.head_dim).map(|_| means.next()).collect();
                 for token in &text.tokens[*first..first + count] {
                     let place = [self.seed, layer as u64, head as u64, side as u64];
-                    let mut noise = Numbers::new(&[place[0], place[1], place[2], place[3], 1 + u64::from(*token)]);
+                    let mut noise = Numbers::new(&[
+                        place[0],
+                        place[1],
+                        place[2],
+                        place[3],
+                        1 + u64::from(*token),
+                    ]);
                     rows.extend(means.iter().map(|mean| f16::from_f32(mean + noise.next())));
                 }
             }
