@@ -186,6 +186,15 @@ impl Twin {
 
     /// Scores, evicts and packs a prompt, layer after layer.
     pub fn evict(&mut self, place: usize, config: &EvictConfig) {
+        self.evict_and_tell(place, config, true);
+    }
+
+    /// As [`Twin::evict`], without telling which positions stayed.
+    pub fn evict_untold(&mut self, place: usize, config: &EvictConfig) {
+        self.evict_and_tell(place, config, false);
+    }
+
+    fn evict_and_tell(&mut self, place: usize, config: &EvictConfig, tell: bool) {
         let sequence = self.live[place].0;
         for layer in 0..self.cpu.pool().config().layers {
             let host = self.cpu.evict(sequence, layer, config).unwrap();
@@ -203,8 +212,10 @@ impl Twin {
             };
             support::run(|rec| self.gpu.finish(rec, &eviction, &known)).unwrap();
             self.cpu.finish(&host).unwrap();
-            self.cpu.told(sequence, layer, &positions).unwrap();
-            self.gpu.told(sequence, layer, &positions).unwrap();
+            if tell {
+                self.cpu.told(sequence, layer, &positions).unwrap();
+                self.gpu.told(sequence, layer, &positions).unwrap();
+            }
             self.check_account();
         }
     }

@@ -106,10 +106,10 @@ impl Eviction {
 /// step at once.
 #[derive(Debug)]
 pub struct PagedCache {
-    pool: Pool,
+    pub(super) pool: Pool,
     codecs: Option<[Codec; 2]>,
     /// By layer and class.
-    slabs: Vec<[Vec<Option<Vec<u32>>>; 3]>,
+    pub(super) slabs: Vec<[Vec<Option<Vec<u32>>>; 3]>,
 }
 
 impl PagedCache {
@@ -196,7 +196,7 @@ impl PagedCache {
         Ok(step)
     }
 
-    fn open(&mut self, opened: &[SlabId]) {
+    pub(super) fn open(&mut self, opened: &[SlabId]) {
         for slab in opened {
             let words = (self.pool.layout().slab_bytes(slab.class) / 4) as usize;
             let slabs = &mut self.slabs[slab.layer as usize][slab.class.index()];
@@ -381,7 +381,7 @@ impl PagedCache {
     }
 }
 
-fn drop_slabs(slabs: &mut [[Vec<Option<Vec<u32>>>; 3]], dropped: Vec<SlabId>) {
+pub(super) fn drop_slabs(slabs: &mut [[Vec<Option<Vec<u32>>>; 3]], dropped: Vec<SlabId>) {
     for slab in dropped {
         slabs[slab.layer as usize][slab.class.index()][slab.slab as usize] = None;
     }

@@ -148,10 +148,10 @@ impl Counts {
 /// recording needs beside them goes with it.
 #[derive(Debug)]
 pub struct PagedCache {
-    context: Context,
-    pool: Pool,
+    pub(super) context: Context,
+    pub(super) pool: Pool,
     codecs: Option<[DeviceCodec; 2]>,
-    slabs: Arc<Slabs>,
+    pub(super) slabs: Arc<Slabs>,
 }
 
 impl PagedCache {
