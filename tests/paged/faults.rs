@@ -184,7 +184,7 @@ fn a_lost_device_is_an_error_and_others_go_on() {
     let slab = twin.cache.slabs(PageClass::Raw, 0).iter().flatten().next().unwrap().clone();
     let before = submit(&context, |rec| rec.read_back(Slice::all(&slab))).unwrap();
     device.destroy();
-    let _ = device.poll(wgpu::PollType::Poll);
+    let _ = device.poll(wgpu::PollType::wait_indefinitely());
     let _ = pollster::block_on(before);
     let rows = tell(&world, Dtype::F16, &[(1, 60, 200)]);
     let parts = [Part { sequence: id, tokens: 200 }];
@@ -236,7 +236,7 @@ fn a_device_lost_between_two_layers_of_a_step() {
     let readback = recorder.read_back(Slice::all(slab));
     let finished = recorder.finish();
     queue.submit([encoder.finish()]);
-    let _ = device.poll(wgpu::PollType::Poll);
+    let _ = device.poll(wgpu::PollType::wait_indefinitely());
     let read = readback.and_then(|readback| finished.and_then(|_| pollster::block_on(readback)));
     assert!(recorded.is_err() || read.is_err(), "{recorded:?} {read:?}");
 }
