@@ -26,7 +26,8 @@ pub mod cpu;
 pub mod gpu;
 mod params;
 mod plan;
+mod tables;
 mod view;
 
-pub use config::{AttendConfig, NO_KEY};
+pub use config::{AttendConfig, Causal, NO_KEY, PagedAttend};
 pub use view::{CacheView, PackedView, Queries};

@@ -7,8 +7,10 @@ use crate::error::Result;
 pub struct ParamsLayout {
     /// Bytes of the struct.
     pub size: usize,
-    /// Name and byte offset of each field, in order.
+    /// Name and byte offset of each field, in order; parts come first.
     pub fields: &'static [(&'static str, usize)],
+    /// Fields that are structs of their own, shared by several kernels.
+    pub parts: &'static [(&'static str, ParamsLayout)],
 }
 
 /// A host struct whose twin in WGSL is the struct `Params` of a kernel.
@@ -17,18 +19,26 @@ pub trait Params: bytemuck::Pod {
     const LAYOUT: ParamsLayout;
 }
 
-/// Declares a parameter struct of u32 and f32 fields together with its [`ParamsLayout`].
+/// Declares a parameter struct of u32 and f32 fields together with its [`ParamsLayout`]. Parts, which
+/// are such structs of a multiple of 16 bytes, stand before the fields.
 macro_rules! params {
-    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($(#[$field_meta:meta])* $field:ident: $ty:ty),* $(,)? }) => {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident {
+        $(@part $part:ident: $part_ty:ty,)*
+        $($(#[$field_meta:meta])* $field:ident: $ty:ty),* $(,)?
+    }) => {
         $(#[$meta])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
-        $vis struct $name { $($(#[$field_meta])* pub $field: $ty),* }
+        $vis struct $name { $(pub $part: $part_ty,)* $($(#[$field_meta])* pub $field: $ty),* }
 
         impl $crate::gpu::Params for $name {
             const LAYOUT: $crate::gpu::ParamsLayout = $crate::gpu::ParamsLayout {
                 size: core::mem::size_of::<$name>(),
-                fields: &[$((stringify!($field), core::mem::offset_of!($name, $field))),*],
+                fields: &[
+                    $((stringify!($part), core::mem::offset_of!($name, $part)),)*
+                    $((stringify!($field), core::mem::offset_of!($name, $field))),*
+                ],
+                parts: &[$((stringify!($part), <$part_ty as $crate::gpu::Params>::LAYOUT)),*],
             };
         }
     };

@@ -5,7 +5,8 @@ use wgkv::attention::cpu::Attended;
 use wgkv::attention::gpu::{self, DeviceCacheView, DevicePackedView, DeviceQueries};
 use wgkv::attention::{AttendConfig, CacheView, PackedView, Queries, cpu};
 use wgkv::gpu::Slice;
-use wgkv::judge::{self, attention::Rows, nsnquant, widen};
+use wgkv::judge::attention::{Rows, Rules};
+use wgkv::judge::{self, nsnquant, widen};
 use wgkv::layout::{Bits, PageLayout};
 use wgkv::nsnquant::gpu::DeviceCodec;
 use wgkv::nsnquant::{Codebook, Codec};
@@ -365,31 +366,63 @@ impl Case {
         rows
     }
 
+    /// Compares outputs with the judge's: see [`Ruled::judge`].
+    pub fn judge(&self, got: &Attended, slack: f64) {
+        let shape = &self.shape;
+        let firsts = self.config.causal.map(|first| vec![first; shape.batch]);
+        let ruled = Ruled {
+            queries: widen(self.queries.elements()),
+            batch: shape.batch,
+            heads: shape.kv_heads * shape.group,
+            tokens: shape.tokens,
+            dims: [shape.dim_k, shape.dim_v],
+            rows: self.decoded(),
+            rules: Rules {
+                scale: self.config.scale.map(f64::from),
+                cap: self.config.soft_cap.map(f64::from),
+                firsts: firsts.as_deref(),
+                window: self.config.window.map(u64::from),
+            },
+        };
+        ruled.judge(got, slack);
+    }
+}
+
+/// What the judge reads.
+pub struct Ruled<'a> {
+    pub queries: Vec<f64>,
+    pub batch: usize,
+    pub heads: usize,
+    pub tokens: usize,
+    pub dims: [usize; 2],
+    pub rows: Rows,
+    pub rules: Rules<'a>,
+}
+
+impl Ruled<'_> {
     /// Compares outputs with the judge's, for each query within `slack` times what rounding of its
     /// logits and values can make: 2^-24 (16 + largest |q| |k| scale) times the largest value, and
     /// the same without the value for the logs.
     pub fn judge(&self, got: &Attended, slack: f64) {
-        let shape = &self.shape;
-        let rows = self.decoded();
-        let queries = widen(self.queries.elements());
-        let heads = shape.kv_heads * shape.group;
+        let [dim_k, dim_v] = self.dims;
+        let (rows, queries) = (&self.rows, &self.queries);
         let (out, lse) = judge::attention::attend(
-            &queries,
-            shape.batch,
-            heads,
-            shape.tokens,
-            &rows,
-            shape.dim_k,
-            shape.dim_v,
-            self.config.scale.map(f64::from),
-            self.config.causal,
+            queries,
+            self.batch,
+            self.heads,
+            self.tokens,
+            rows,
+            dim_k,
+            dim_v,
+            &self.rules,
         );
         assert_eq!((got.out.len(), got.lse.len()), (out.len(), lse.len()));
-        let scale = self.config.scale.map_or((shape.dim_k as f64).powf(-0.5), f64::from).abs();
+        let scale = self.rules.scale.map_or((dim_k as f64).powf(-0.5), f64::abs);
+        let per_row = self.batch * self.heads * self.tokens / rows.keys.len();
         let norm = |row: &[f64]| row.iter().map(|v| judge::tame(*v).powi(2)).sum::<f64>().sqrt();
-        for (query, values) in queries.chunks(shape.dim_k).enumerate() {
-            let row = query / (shape.group * shape.tokens);
-            let longest = rows.keys[row].chunks(shape.dim_k).map(norm).fold(0.0, f64::max);
+        for (query, values) in queries.chunks(dim_k).enumerate() {
+            let row = query / per_row;
+            let longest = rows.keys[row].chunks(dim_k).map(norm).fold(0.0, f64::max);
             let largest =
                 rows.values[row].iter().fold(0.0, |a: f64, v| a.max(judge::tame(*v).abs()));
             let unit = slack * (2f64.powi(-24) * (16.0 + norm(values) * longest * scale));
@@ -400,8 +433,8 @@ impl Case {
                 "lse of query {query}: {log} against {}",
                 lse[query]
             );
-            for channel in 0..shape.dim_v {
-                let at = query * shape.dim_v + channel;
+            for channel in 0..dim_v {
+                let at = query * dim_v + channel;
                 let off = (f64::from(got.out[at]) - out[at]).abs();
                 assert!(
                     off <= unit.min(2.0) * largest + LOST,

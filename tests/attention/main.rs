@@ -6,5 +6,8 @@ mod support;
 mod common;
 mod merge;
 mod packed;
+mod paged;
+mod paged_packed;
+mod paged_raw;
 mod raw;
 mod rotate;

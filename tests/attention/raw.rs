@@ -129,7 +129,7 @@ fn non_finite_elements_read_as_zero_and_harm_no_neighbour() {
 fn parts_that_do_not_fit_are_refused_by_name() {
     let case = Case::new(Shape::simple(9, 64, Dtype::F32), [Kind::Normal; 3], 15);
     let queries = case.query_view();
-    let config = AttendConfig { scale: None, causal: Some(3) };
+    let config = AttendConfig { causal: Some(3), ..AttendConfig::default() };
     let mut view = case.view();
     view.raw_positions = &[];
     assert!(cpu::attend(&view, &queries, &AttendConfig::default()).is_ok());

@@ -74,11 +74,11 @@ fn any_finite_scale_is_kept_and_others_refused() {
     let kinds = [Kind::Normal; 3];
     let mut case = Case::new(Shape::simple(50, 64, Dtype::F32), kinds, 6);
     for scale in [0.0, -0.3, 1.0, 1e-20, 1000.0] {
-        case.config = AttendConfig { scale: Some(scale), causal: None };
+        case.config = AttendConfig { scale: Some(scale), ..AttendConfig::default() };
         case.judge_paths(2.0);
     }
     for scale in [f32::NAN, f32::INFINITY, 2e6] {
-        let config = AttendConfig { scale: Some(scale), causal: None };
+        let config = AttendConfig { scale: Some(scale), ..AttendConfig::default() };
         let answer = wgkv::attention::cpu::attend(&case.view(), &case.query_view(), &config);
         assert!(answer.expect_err("a bad scale").to_string().starts_with("scale is"));
     }

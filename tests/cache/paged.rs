@@ -1,6 +1,7 @@
 //! The paged cache on both paths.
 
 use wgkv::cache::pool::PoolConfig;
+use wgkv::layout::pool::PageClass;
 use wgkv::nestedkv::{Budget, EvictConfig};
 
 use crate::twin::{Twin, config};
@@ -53,4 +54,32 @@ fn adaptive_budgets_come_as_a_future() {
     twin.add(&[(place, 25)], false, true).unwrap();
     twin.check(place);
     twin.end();
+}
+
+/// A prompt that is evicted, forks that part, trims: all that moves rows.
+fn moves(config: PoolConfig) {
+    let mut twin = Twin::new(config);
+    let a = twin.begin(7);
+    twin.add(&[(a, 90)], true, false).unwrap();
+    twin.evict(a, &EvictConfig::new(Budget::Uniform(60)));
+    twin.check(a);
+    let b = twin.fork(a, 7);
+    twin.add(&[(a, 7)], false, true).unwrap();
+    twin.add(&[(b, 40), (a, 1)], false, true).unwrap();
+    (a..=b).for_each(|place| twin.check(place));
+    twin.trim(&[(b, 20)]).unwrap();
+    twin.check_rows(b, &|position| position < 4);
+    twin.check(a);
+    twin.end();
+}
+
+#[test]
+fn slabs_of_one_page() {
+    let raw = config().layout().unwrap().bytes(PageClass::Raw);
+    moves(PoolConfig { slab_bytes: raw, layers: 1, ..config() });
+}
+
+#[test]
+fn nothing_is_packed() {
+    moves(PoolConfig { bits: None, ..config() });
 }

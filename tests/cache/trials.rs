@@ -220,7 +220,7 @@ fn attends_as_fetched(cache: &Cache, stream: &Stream, len: usize) {
         .map(|index| f16::from_f32(0.1 * ((index * index + len) as f32).sin()))
         .collect();
     for causal in [None, Some(len as u32 - 1)] {
-        let settings = AttendConfig { scale: None, causal };
+        let settings = AttendConfig { causal, ..AttendConfig::default() };
         let (out, lse) = cache.attend(&queries, 2, heads, tokens, &settings);
         let wide =
             |bits: &[u16]| bits.iter().map(|x| f16::from_bits(*x).to_f64()).collect::<Vec<f64>>();
@@ -237,8 +237,12 @@ fn attends_as_fetched(cache: &Cache, stream: &Stream, len: usize) {
                 &wide(&values[span(dv)]),
                 &positions,
                 dv,
-                1.0 / (dk as f64).sqrt(),
-                causal.map(|first| u64::from(first) + token as u64),
+                &judge::attention::Rule {
+                    scale: 1.0 / (dk as f64).sqrt(),
+                    cap: None,
+                    position: causal.map(|first| u64::from(first) + token as u64),
+                    window: None,
+                },
             );
             let norm = want.iter().map(|x| x * x).sum::<f64>().sqrt();
             let error =

@@ -1,7 +1,7 @@
 //! Both paths against the judge.
 
 use half::f16;
-use wgkv::judge::attention::{Rows, attend};
+use wgkv::judge::attention::{Rows, Rules, attend};
 use wgkv::judge::nestedkv::{Constants, budgets, keep, score};
 use wgkv::judge::{from_f16, nsnquant, to_f16, widen};
 use wgkv::nestedkv::{Budget, EvictConfig};
@@ -170,8 +170,9 @@ fn decoded(evicted: &Evicted, packed: &Packed, bits: u32) -> Rows {
 }
 
 fn judged_attention(layer: &Layer, rows: &Rows) -> (Vec<f64>, Vec<f64>) {
-    let causal = attend_config().causal;
-    attend(&wide(&layer.queries), 1, HEADS, QUERIES, rows, DIM, DIM, None, causal)
+    let first = attend_config().causal;
+    let rules = Rules { firsts: first.as_ref().map(core::slice::from_ref), ..Rules::default() };
+    attend(&wide(&layer.queries), 1, HEADS, QUERIES, rows, DIM, DIM, &rules)
 }
 
 /// Outputs are the judge's on the decoded rows, within 2^-23 (16 + largest |q| |k| / sqrt d) of the

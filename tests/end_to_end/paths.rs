@@ -86,7 +86,7 @@ pub fn codec(bits: u32) -> Codec {
 }
 
 pub fn attend_config() -> AttendConfig {
-    AttendConfig { scale: None, causal: Some((TOKENS - QUERIES) as u32) }
+    AttendConfig { causal: Some((TOKENS - QUERIES) as u32), ..AttendConfig::default() }
 }
 
 pub fn queries(data: &[f16]) -> Queries<'_> {

@@ -19,6 +19,7 @@ impl Params for WordsParams {
     const LAYOUT: ParamsLayout = ParamsLayout {
         size: 16,
         fields: &[("count", 0), ("multiplier", 4), ("shift1", 8), ("shift2", 12)],
+        parts: &[],
     };
 }
 

@@ -22,7 +22,7 @@ struct PlaceParams {
 
 impl Params for PlaceParams {
     const LAYOUT: ParamsLayout =
-        ParamsLayout { size: 12, fields: &[("at", 0), ("value", 4), ("count", 8)] };
+        ParamsLayout { size: 12, fields: &[("at", 0), ("value", 4), ("count", 8)], parts: &[] };
 }
 
 /// Adds `value` at `at` from the first workgroup, and 1 at the place of every other below `count`.

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use naga::{AddressSpace, StorageAccess, TypeInner};
-use wgkv::gpu::{Binding, Context, ContextDescriptor};
+use naga::{AddressSpace, Module, StorageAccess, StructMember, Type, TypeInner};
+use wgkv::gpu::{Binding, Context, ContextDescriptor, ParamsLayout};
 use wgkv::wgpu;
 
 use crate::{lint, modules};
@@ -25,13 +25,7 @@ fn host_structs_equal_their_wgsl_twins() {
         assert_eq!(params.space, AddressSpace::Uniform, "{}", shader.name);
         let ty = &module.types[params.ty];
         assert_eq!(ty.name.as_deref(), Some("Params"), "{}", shader.name);
-        let TypeInner::Struct { members, span } = &ty.inner else {
-            panic!("{}: Params is no struct", shader.name);
-        };
-        let twin: Vec<_> =
-            members.iter().map(|m| (m.name.as_deref().unwrap_or(""), m.offset as usize)).collect();
-        assert_eq!(twin, kernel.params.fields, "{}", shader.name);
-        assert_eq!(*span as usize, kernel.params.size, "{}", shader.name);
+        twins(module, ty, &kernel.params, &shader.name);
 
         let bound = module.global_variables.iter().filter(|(_, v)| v.binding.is_some()).count();
         assert_eq!(bound, kernel.bindings.len() + 1, "{}", shader.name);
@@ -46,6 +40,25 @@ fn host_structs_equal_their_wgsl_twins() {
             };
             assert_eq!(variable.space, space, "{}", shader.name);
         }
+    }
+}
+
+/// Compares a struct with the host's, and its parts with theirs.
+fn twins(module: &Module, ty: &Type, host: &ParamsLayout, shader: &str) {
+    let TypeInner::Struct { members, span } = &ty.inner else {
+        panic!("{shader}: {:?} is no struct", ty.name);
+    };
+    let name = |member: &StructMember| member.name.clone().unwrap_or_default();
+    let twin: Vec<_> = members.iter().map(|m| (name(m), m.offset as usize)).collect();
+    let fields: Vec<_> = host.fields.iter().map(|(name, at)| ((*name).to_owned(), *at)).collect();
+    assert_eq!(twin, fields, "{shader}");
+    assert_eq!(*span as usize, host.size, "{shader}");
+    let nested = |ty| matches!(module.types[ty].inner, TypeInner::Struct { .. });
+    let parts: Vec<_> = members.iter().filter(|member| nested(member.ty)).collect();
+    assert_eq!(parts.len(), host.parts.len(), "{shader}");
+    for (member, (part, layout)) in parts.into_iter().zip(host.parts) {
+        assert_eq!(name(member), *part, "{shader}");
+        twins(module, &module.types[member.ty], layout, shader);
     }
 }
 

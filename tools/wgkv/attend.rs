@@ -77,7 +77,7 @@ pub fn attend(
             )));
         }
     };
-    let config = AttendConfig { scale, causal };
+    let config = AttendConfig { scale, causal, ..AttendConfig::default() };
     let queries = Queries {
         data: queries.data.elements(),
         batch: queries.batch,
@@ -137,7 +137,7 @@ pub fn attend(
 
 /// `attend`.
 pub fn run(args: &AttendArgs, common: &Common) -> Result<(), Fail> {
-    AttendConfig { scale: args.scale, causal: None }
+    AttendConfig { scale: args.scale, ..AttendConfig::default() }
         .scale_for(8)
         .map_err(|e| Fail::from(e).at("--scale"))?;
     let mut queries = Source::open(&args.queries)?;

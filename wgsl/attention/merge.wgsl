@@ -1,21 +1,35 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Merges the partial states of a query, raw splits and packed ones, each in order; turns
-// the packed sums back by H^T; writes the output [head_dim_v] and the log of the sum of weights.
-// Dispatched by src/attention/gpu/merge.rs; twin: src/attention/cpu/merge.rs.
-// One workgroup a query. Needs hadamard.wgsl.
+// Merges the partial states of a query in the order of their slots; turns the packed sums back by
+// H^T; writes the output [head_dim_v] and the log of the sum of weights. Dispatched by
+// src/attention/gpu/merge.rs; twin: src/attention/cpu/merge.rs.
+// One workgroup a query. Needs divide.wgsl and hadamard.wgsl.
 
 struct Params {
-    queries: u32,
-    raw_splits: u32,
-    packed_splits: u32,
+    rows: u32,
+    rows_first: u32,
+    per_row: u32,
+    queries_first: u32,
+    span: u32,
+    span_multiplier: u32,
+    span_shift1: u32,
+    span_shift2: u32,
+    stride: u32,
+    slot_base: u32,
+    // Whether the slots of each row are listed, and where: begin, first and end of the packed ones,
+    // end.
+    listed: u32,
+    slots_at: u32,
+    // Where they are not, the slots of every row, of which those from packed_first on are packed.
+    slots: u32,
+    packed_first: u32,
     hadamard_scale: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-// Of each query and split: sums [d], largest logit, sum of weights.
-@group(0) @binding(1) var<storage, read> raw: array<f32>;
-// The same with sums of means [d], then of centroids [d].
-@group(0) @binding(2) var<storage, read> packed: array<f32>;
+@group(0) @binding(1) var<storage, read> lists: array<u32>;
+// Of each slot and query: sums [d], largest logit, sum of weights, sums in the Hadamard domain [d]
+// where the slot is packed.
+@group(0) @binding(2) var<storage, read> partials: array<f32>;
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 @group(0) @binding(4) var<storage, read_write> lse: array<f32>;
 
@@ -25,15 +39,9 @@ const NO_KEY: f32 = -3.4028234e38;
 const LARGEST: f32 = 3.4e38;
 const SHIFT: f32 = 20.0;
 const LN_2: f32 = 0.6931472;
-const RAW_STRIDE: u32 = HEAD_DIM + 2u;
-const PACKED_STRIDE: u32 = 2u * HEAD_DIM + 2u;
-
-// At most this many splits of a kind: src/attention/gpu/mod.rs.
-const MAX_SPLITS: u32 = 256u;
 
 var<workgroup> wg_plain: array<f32, HEAD_DIM>;
-var<workgroup> wg_raw_share: array<f32, MAX_SPLITS>;
-var<workgroup> wg_packed_share: array<f32, MAX_SPLITS>;
+var<workgroup> wg_share: array<f32, HADAMARD_LANES>;
 var<workgroup> wg_part: array<f32, HADAMARD_LANES>;
 
 fn power(x: f32) -> f32 {
@@ -64,46 +72,36 @@ fn total(lane: u32, value: f32) -> f32 {
     return sum;
 }
 
-// Sum over the raw splits of the number at `at`, each times the share of its split.
-fn add_raw(at: u32) -> f32 {
-    var sum = 0.0;
-    var split = 0u;
-    for (; split + 3u < params.raw_splits; split += 4u) {
-        let first = at + split * RAW_STRIDE;
-        let a = raw[first];
-        let b = raw[first + RAW_STRIDE];
-        let c = raw[first + 2u * RAW_STRIDE];
-        let d = raw[first + 3u * RAW_STRIDE];
-        sum += wg_raw_share[split] * a;
-        sum += wg_raw_share[split + 1u] * b;
-        sum += wg_raw_share[split + 2u] * c;
-        sum += wg_raw_share[split + 3u] * d;
+// Adds number `at` of slots `first` to `end` of a block, each times its share, to a sum.
+fn add(start: f32, at: u32, step: u32, first: u32, end: u32) -> f32 {
+    var sum = start;
+    var slot = first;
+    for (; slot + 3u < end; slot += 4u) {
+        let place = at + slot * step;
+        let a = partials[place];
+        let b = partials[place + step];
+        let c = partials[place + 2u * step];
+        let d = partials[place + 3u * step];
+        sum += wg_share[slot] * a;
+        sum += wg_share[slot + 1u] * b;
+        sum += wg_share[slot + 2u] * c;
+        sum += wg_share[slot + 3u] * d;
     }
-    for (; split < params.raw_splits; split++) {
-        sum += wg_raw_share[split] * raw[at + split * RAW_STRIDE];
+    for (; slot < end; slot++) {
+        sum += wg_share[slot] * partials[at + slot * step];
     }
     return sum;
 }
 
-// The same over the packed splits.
-fn add_packed(at: u32) -> f32 {
-    var sum = 0.0;
-    var split = 0u;
-    for (; split + 3u < params.packed_splits; split += 4u) {
-        let first = at + split * PACKED_STRIDE;
-        let a = packed[first];
-        let b = packed[first + PACKED_STRIDE];
-        let c = packed[first + 2u * PACKED_STRIDE];
-        let d = packed[first + 3u * PACKED_STRIDE];
-        sum += wg_packed_share[split] * a;
-        sum += wg_packed_share[split + 1u] * b;
-        sum += wg_packed_share[split + 2u] * c;
-        sum += wg_packed_share[split + 3u] * d;
+// Begin, first and end of the packed ones, and end of the slots of a row.
+fn slots_of(row: u32) -> vec4<u32> {
+    if params.listed == 0u {
+        let begin = row * params.slots;
+        let end = begin + params.slots;
+        return vec4<u32>(begin, begin + params.packed_first, end, end);
     }
-    for (; split < params.packed_splits; split++) {
-        sum += wg_packed_share[split] * packed[at + split * PACKED_STRIDE];
-    }
-    return sum;
+    let at = params.slots_at + 4u * row;
+    return vec4<u32>(lists[at], lists[at + 1u], lists[at + 2u], lists[at + 3u]);
 }
 
 @compute @workgroup_size(HADAMARD_LANES)
@@ -113,39 +111,49 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
     let place = group.y * groups.x + group.x;
-    let live = place < params.queries;
-    let query = min(place, params.queries - 1u);
-    let raw_base = query * params.raw_splits * RAW_STRIDE;
-    let packed_base = query * params.packed_splits * PACKED_STRIDE;
+    let place_row = divide_magic(
+        place, params.span_multiplier, params.span_shift1, params.span_shift2);
+    let live = place_row < params.rows;
+    let row = params.rows_first + min(place_row, params.rows - 1u);
+    let number = place - place_row * params.span;
+    let query = row * params.per_row + params.queries_first + number;
+    let slots = slots_of(row);
+    let step = params.span * params.stride;
+    // Of slot 0, were it there.
+    let base = number * params.stride - params.slot_base * step;
 
     var best = UNSEEN;
-    for (var split = lane; split < params.raw_splits; split += HADAMARD_LANES) {
-        best = max(best, raw[raw_base + split * RAW_STRIDE + HEAD_DIM]);
-    }
-    for (var split = lane; split < params.packed_splits; split += HADAMARD_LANES) {
-        best = max(best, packed[packed_base + split * PACKED_STRIDE + 2u * HEAD_DIM]);
+    for (var slot = slots.x + lane; slot < slots.w; slot += HADAMARD_LANES) {
+        best = max(best, partials[base + slot * step + HEAD_DIM]);
     }
     let top = largest(lane, best);
-    var part = 0.0;
-    for (var split = lane; split < params.raw_splits; split += HADAMARD_LANES) {
-        let at = raw_base + split * RAW_STRIDE + HEAD_DIM;
-        let share = power(raw[at] - top);
-        part += share * raw[at + 1u];
-        wg_raw_share[split] = share;
-    }
-    for (var split = lane; split < params.packed_splits; split += HADAMARD_LANES) {
-        let at = packed_base + split * PACKED_STRIDE + 2u * HEAD_DIM;
-        let share = power(packed[at] - top);
-        part += share * packed[at + 1u];
-        wg_packed_share[split] = share;
-    }
-    // The barriers of the sum also show the shares to all.
-    let sum = total(lane, part);
     for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
-        wg_plain[c] = add_raw(raw_base + c) + add_packed(packed_base + c);
-        hadamard_data[c] = add_packed(packed_base + HEAD_DIM + c);
+        wg_plain[c] = 0.0;
+        hadamard_data[c] = 0.0;
     }
-    if params.packed_splits > 0u {
+    var part = 0.0;
+    for (var first = slots.x; first < slots.w; first += HADAMARD_LANES) {
+        let slot = first + lane;
+        let count = min(slots.w - first, HADAMARD_LANES);
+        if lane < count {
+            let at = base + slot * step + HEAD_DIM;
+            let share = power(partials[at] - top);
+            part += share * partials[at + 1u];
+            wg_share[lane] = share;
+        }
+        workgroupBarrier();
+        let packed_first = clamp(slots.y, first, first + count) - first;
+        let packed_end = clamp(slots.z, first, first + count) - first;
+        for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
+            let at = base + first * step + c;
+            wg_plain[c] = add(wg_plain[c], at, step, 0u, count);
+            let rotated = at + HEAD_DIM + 2u;
+            hadamard_data[c] = add(hadamard_data[c], rotated, step, packed_first, packed_end);
+        }
+        workgroupBarrier();
+    }
+    let sum = total(lane, part);
+    if slots.y < slots.z {
         hadamard_apply(lane, HADAMARD_BACK);
     }
     // A query that sees no key has the sum 0; the quotient must not be.

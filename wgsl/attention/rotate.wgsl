@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Prepares queries [queries, d]: q' = q times the power of two that brings its largest element to
-// 2^-12 .. 2^-11, H q', and how dot products with them become logits: a limit, a factor and a
-// power of two. Dispatched by src/attention/gpu/rotate.rs; twin: src/attention/cpu/rotate.rs.
-// One workgroup a query. Needs element.wgsl and hadamard.wgsl.
+// 2^-12 .. 2^-11, H q', how dot products with them become logits (a limit, a factor and a power of
+// two), and the last position that the query sees. Dispatched by src/attention/gpu/rotate.rs; twin:
+// src/attention/cpu/rotate.rs.
+// One workgroup a query. Needs element.wgsl, divide.wgsl and hadamard.wgsl.
 
 struct Params {
     queries: u32,
@@ -11,12 +12,26 @@ struct Params {
     hadamard_scale: f32,
     scale: f32,
     limit: i32,
+    // Query tokens, and queries of a member of the batch.
+    tokens: u32,
+    member: u32,
+    tokens_multiplier: u32,
+    tokens_shift1: u32,
+    tokens_shift2: u32,
+    member_multiplier: u32,
+    member_shift1: u32,
+    member_shift2: u32,
+    causal: u32,
+    // Position of the first query token, or what is added to the member's own.
+    first: u32,
+    own: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> queries: array<u32>;
-// q' [d], H q' [d], limit, factor, power, 0.
-@group(0) @binding(2) var<storage, read_write> prepared: array<f32>;
+@group(0) @binding(2) var<storage, read> firsts: array<u32>;
+// q' [d], H q' [d], limit, factor, power, last position.
+@group(0) @binding(3) var<storage, read_write> prepared: array<u32>;
 
 const STRIDE: u32 = 2u * HEAD_DIM + 4u;
 const QUERY_EXPONENT: i32 = -12;
@@ -48,6 +63,20 @@ fn times_power(bits: u32, shift: i32) -> f32 {
     return bitcast<f32>(select(0u, moved, exponent > 0 && (bits & 0x7fffffffu) != 0u));
 }
 
+fn last_position(query: u32) -> u32 {
+    if params.causal == 0u {
+        return 0xffffffffu;
+    }
+    let head = divide_magic(
+        query, params.tokens_multiplier, params.tokens_shift1, params.tokens_shift2);
+    var first = params.first;
+    if params.own != 0u {
+        first += firsts[divide_magic(
+            query, params.member_multiplier, params.member_shift1, params.member_shift2)];
+    }
+    return first + (query - head * params.tokens);
+}
+
 @compute @workgroup_size(HADAMARD_LANES)
 fn main(
     @builtin(local_invocation_index) lane: u32,
@@ -71,22 +100,26 @@ fn main(
         let value = times_power(query_bits(query * HEAD_DIM + c), QUERY_EXPONENT - exponent);
         hadamard_data[c] = value;
         if live {
-            prepared[base + c] = value;
+            prepared[base + c] = bitcast<u32>(value);
         }
     }
     if params.packed != 0u {
         hadamard_apply(lane, HADAMARD_FORWARD);
         for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
             if live {
-                prepared[base + HEAD_DIM + c] = hadamard_data[c] * params.hadamard_scale;
+                let rotated = hadamard_data[c] * params.hadamard_scale;
+                prepared[base + HEAD_DIM + c] = bitcast<u32>(rotated);
             }
         }
     }
     if lane == 0u && live {
         let lost = exponent - QUERY_EXPONENT;
         let boost = select(0, 64, lost > 60);
-        prepared[base + 2u * HEAD_DIM] = power(clamp(params.limit - lost, -126, 126));
-        prepared[base + 2u * HEAD_DIM + 1u] = params.scale * power(lost - boost);
-        prepared[base + 2u * HEAD_DIM + 2u] = f32(boost);
+        let limit = power(clamp(params.limit - lost, -126, 126));
+        prepared[base + 2u * HEAD_DIM] = bitcast<u32>(limit);
+        let factor = params.scale * power(lost - boost);
+        prepared[base + 2u * HEAD_DIM + 1u] = bitcast<u32>(factor);
+        prepared[base + 2u * HEAD_DIM + 2u] = u32(boost);
+        prepared[base + 2u * HEAD_DIM + 3u] = last_position(query);
     }
 }

@@ -78,3 +78,25 @@ fn element_decode_scale(stored: u32) -> f32 {
     let plain = element_bits(stored, 0u, 1u);
     return bitcast<f32>(select(plain, (stored & 0x7fffu) << 16u, (stored & 0x8000u) != 0u));
 }
+
+// Four f32, NaN and Inf as 0.
+fn element_real(bits: vec4<u32>) -> vec4<f32> {
+    let finite = (bits & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
+    return bitcast<vec4<f32>>(select(vec4<u32>(0u), bits, finite));
+}
+
+// The four f16 (1) or bf16 (2) of two words, NaN and Inf as 0.
+fn element_four(words: vec2<u32>, dtype: u32) -> vec4<f32> {
+    let half = vec4<u32>(words.x & 0xffffu, words.x >> 16u, words.y & 0xffffu, words.y >> 16u);
+    if dtype == 2u {
+        return element_real(half << vec4<u32>(16u));
+    }
+    let sign = (half & vec4<u32>(0x8000u)) << vec4<u32>(16u);
+    let exponent = (half >> vec4<u32>(10u)) & vec4<u32>(31u);
+    let mantissa = half & vec4<u32>(0x3ffu);
+    let normal = ((exponent + vec4<u32>(112u)) << vec4<u32>(23u)) | (mantissa << vec4<u32>(13u));
+    let subnormal = bitcast<vec4<u32>>(vec4<f32>(mantissa) * 5.9604644775390625e-8);
+    let small = select(normal, subnormal, exponent == vec4<u32>(0u));
+    let finite = select(small | sign, vec4<u32>(0u), exponent == vec4<u32>(31u));
+    return bitcast<vec4<f32>>(finite);
+}

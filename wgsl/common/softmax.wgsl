@@ -18,6 +18,26 @@ fn softmax_logit(dot: vec4<f32>, limit: vec4<f32>, factor: vec4<f32>, boost: vec
     return bitcast<vec4<f32>>(select(logit, logit + (boost << vec4<u32>(23u)), normal));
 }
 
+// cap * tanh(logit / cap), the inverse of the cap being given: by its series below 0.8, where the
+// quotient of powers would lose digits.
+fn softmax_cap(logit: vec4<f32>, cap: f32, inverse: f32) -> vec4<f32> {
+    let x = clamp(logit, vec4<f32>(-16.0 * cap), vec4<f32>(16.0 * cap)) * inverse;
+    let size = abs(x);
+    let square = min(size * size, vec4<f32>(1.0));
+    var series = vec4<f32>(0.0015773912);
+    series = series * square - 0.0073953067;
+    series = series * square + 0.021292654;
+    series = series * square - 0.05384889;
+    series = series * square + 0.13332170;
+    series = series * square - 0.33333295;
+    let small = size + size * (square * series);
+    // 2 log2 e
+    let power = exp2(size * -2.8853901);
+    let large = (1.0 - power) / (1.0 + power);
+    let bent = select(large, small, size < vec4<f32>(0.8)) * cap;
+    return select(bent, -bent, x < vec4<f32>(0.0));
+}
+
 // 2^x for x of at most 0; 0 below -106.
 fn softmax_power(x: vec4<f32>) -> vec4<f32> {
     return select(exp2(max(x, vec4<f32>(-106.0))), vec4<f32>(0.0), x < vec4<f32>(-106.0));

@@ -18,6 +18,26 @@ pub(super) fn exp2(x: f32) -> f32 {
     if x < -126.0 { 0.0 } else { power }
 }
 
+/// `cap * tanh(x / cap)`, given the inverse of the cap: by its series below 0.8, where the quotient of
+/// powers would lose digits.
+pub(super) fn soft_cap(x: f32, cap: f32, inverse: f32) -> f32 {
+    const SERIES: [f32; 4] = [0.021_292_654, -0.053_848_89, 0.133_321_7, -0.333_332_95];
+    let x = x.clamp(-16.0 * cap, 16.0 * cap) * inverse;
+    let size = x.abs();
+    let bent = if size < 0.8 {
+        let square = size * size;
+        let mut series = 0.001_577_391_2 * square - 0.007_395_306_7;
+        for coefficient in SERIES {
+            series = series * square + coefficient;
+        }
+        size + size * (square * series)
+    } else {
+        let power = exp2(size * (-2.0 * core::f32::consts::LOG2_E));
+        (1.0 - power) / (1.0 + power)
+    };
+    cap * bent.copysign(x)
+}
+
 /// Natural log of a positive normal number, to about 1e-15.
 pub(super) fn ln(x: f64) -> f64 {
     let bits = x.to_bits();
@@ -148,7 +168,21 @@ pub(super) fn weigh_tile(
 
 #[cfg(test)]
 mod tests {
-    use super::{exp2, ln, power, times_power};
+    use super::{exp2, ln, power, soft_cap, times_power};
+
+    #[test]
+    fn soft_caps_are_close() {
+        for step in -60_000..60_000 {
+            let x = step as f32 / 1000.0;
+            for cap in [0.5f32, 30.0, 50.0] {
+                let truth = f64::from(cap) * (f64::from(x) / f64::from(cap)).tanh();
+                let got = f64::from(soft_cap(x, cap, 1.0 / cap));
+                assert!((got - truth).abs() <= 6e-7 * truth.abs(), "{x} {cap}: {got} {truth}");
+            }
+        }
+        assert_eq!(soft_cap(3e38, 2.0, 0.5), 2.0);
+        assert_eq!(soft_cap(-3e38, 9.5e-7, 1_048_576.0), -9.5e-7);
+    }
 
     #[test]
     fn powers_of_two_are_close() {

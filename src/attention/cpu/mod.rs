@@ -6,14 +6,22 @@
 mod math;
 mod merge;
 mod packed;
+mod paged;
+mod paged_packed;
+mod paged_raw;
 mod raw;
 mod rotate;
+
+pub use paged::{PagedView, attend_paged};
 
 use super::config::AttendConfig;
 use super::plan::{Plan, QueryShape};
 use super::view::{CacheView, Queries};
 use crate::error::Result;
+use crate::nsnquant::Codec;
 use crate::primitives::parallel::map;
+use merge::Partial;
+use rotate::{Block, Prepared};
 
 /// Queries that go through a row's tokens together.
 pub(crate) const BLOCK: usize = 8;
@@ -46,33 +54,46 @@ pub fn attend(
     let Queries { data, batch, heads, tokens, head_dim } = *queries;
     view.check(config.causal.is_some())?;
     let shape = QueryShape { batch, heads, tokens, head_dim };
-    let (dim_k, dim_v) = (view.head_dim_k, view.head_dim_v);
-    let plan = Plan::new(view.kv_rows, dim_k, dim_v, shape, data.len(), config)?;
+    let dims = [view.head_dim_k, view.head_dim_v];
+    let plan = Plan::new(view.kv_rows, dims, shape, data.len(), config.into())?;
     let prepared = rotate::prepare(&plan, data, view.packed.map(|packed| packed.keys));
+    let codecs = view.packed.map(|packed| packed::Codecs::new(packed.keys, packed.values));
+    let values = view.packed.map(|packed| packed.values);
+    Ok(answer(&plan, &prepared, values, |block| {
+        let mut partials = raw::partials(&plan, view, block.row, block);
+        if let (Some(packed), Some(codecs)) = (&view.packed, &codecs) {
+            partials.extend(packed::partials(&plan, packed, codecs, block.row, block));
+        }
+        partials
+    }))
+}
+
+/// The outputs of all queries, given what makes the partial states of a block of them.
+fn answer(
+    plan: &Plan,
+    prepared: &Prepared,
+    values: Option<&Codec>,
+    partials: impl Fn(&Block<'_>) -> Vec<Partial> + Sync + Send,
+) -> Attended {
     let mut tasks = Vec::new();
     for row in 0..plan.kv_rows {
         for start in (0..plan.per_row).step_by(BLOCK) {
             tasks.push((row, start..plan.per_row.min(start + BLOCK)));
         }
     }
-    let tables = view.packed.as_ref().map(packed::Tables::new);
     let blocks = map(tasks, |(row, queries)| {
-        let block = prepared.block(&plan, row, queries);
-        let mut partials = raw::partials(&plan, view, row, &block);
-        if let (Some(packed), Some(tables)) = (&view.packed, &tables) {
-            partials.extend(packed::partials(&plan, packed, tables, row, &block));
-        }
-        merge::merge(&plan, &block, &partials, view.packed.map(|packed| packed.values))
+        let block = prepared.block(plan, row, queries);
+        merge::merge(plan, &block, &partials(&block), values)
     });
     let mut attended = Attended {
-        out: Vec::with_capacity(plan.queries() * dim_v),
+        out: Vec::with_capacity(plan.queries() * plan.head_dim_v),
         lse: Vec::with_capacity(plan.queries()),
     };
     for (out, lse) in blocks {
         attended.out.extend(out);
         attended.lse.extend(lse);
     }
-    Ok(attended)
+    attended
 }
 
 /// Ranges of at most `length` that cover `range`.

@@ -6,7 +6,7 @@ use super::math::{dot, dot_tile, weigh_tile};
 use super::merge::Partial;
 use super::rotate::Block;
 use super::{BLOCK, SPLIT, TILE, splits};
-use crate::attention::plan::{Plan, UNSEEN};
+use crate::attention::plan::Plan;
 use crate::attention::view::PackedView;
 use crate::layout::{CODEBOOK_ROWS, PIECE, PageLayout, decode_scale};
 use crate::nsnquant::Codec;
@@ -30,10 +30,10 @@ const FLIPS: [[u32; 4]; 16] = {
     flips
 };
 
-/// Squared norms of the centroids of the books in use.
-pub(super) struct Tables {
-    keys: Book,
-    values: Book,
+/// The codecs of keys and values, with the squared norms of the centroids of their books.
+pub(super) struct Codecs<'a> {
+    keys: (&'a Codec, Book),
+    values: (&'a Codec, Book),
 }
 
 struct Book {
@@ -55,10 +55,19 @@ impl Book {
     }
 }
 
-impl Tables {
-    pub(super) fn new(packed: &PackedView<'_>) -> Self {
-        Self { keys: Book::new(packed.keys), values: Book::new(packed.values) }
+impl<'a> Codecs<'a> {
+    pub(super) fn new(keys: &'a Codec, values: &'a Codec) -> Self {
+        Self { keys: (keys, Book::new(keys)), values: (values, Book::new(values)) }
     }
+}
+
+/// A packed page, with the positions of its tokens; those are not read where attention is not
+/// causal.
+#[derive(Clone, Copy)]
+pub(super) struct Page<'a> {
+    pub(super) keys: &'a [u32],
+    pub(super) values: &'a [u32],
+    pub(super) positions: &'a [u32],
 }
 
 /// Tokens of a tile, looked up and not yet scaled.
@@ -75,7 +84,12 @@ impl Tile {
         Self { rows: vec![0.0; TILE * dim], s1: [0.0; TILE], s2: [0.0; TILE] }
     }
 
-    fn read(&mut self, codec: &Codec, book: &Book, page: &[u32], tokens: core::ops::Range<usize>) {
+    fn read(
+        &mut self,
+        (codec, book): &(&Codec, Book),
+        page: &[u32],
+        tokens: core::ops::Range<usize>,
+    ) {
         let layout = codec.layout();
         let (dim, pieces) = (layout.head_dim(), layout.pieces());
         let rows = codec.codebook().rows(layout.bits());
@@ -133,27 +147,33 @@ fn means(codec: &Codec, page: &[u32], out: &mut [f32]) {
 pub(super) fn partials(
     plan: &Plan,
     packed: &PackedView<'_>,
-    tables: &Tables,
+    codecs: &Codecs<'_>,
     row: usize,
     block: &Block<'_>,
 ) -> Vec<Partial> {
     let range = packed.page_offsets[row] as usize..packed.page_offsets[row + 1] as usize;
-    let chunk = packed.keys.layout().chunk();
+    let (keys, values) = (packed.keys.layout(), packed.values.layout());
+    let chunk = keys.chunk();
     map(splits(range, (SPLIT / chunk).max(1)), |pages| {
-        let mut worker = Worker::new(plan, packed, tables, block);
+        let mut worker = Worker::new(plan, codecs, block);
         for page in pages {
-            worker.page(page);
+            let part = |words: usize| page * words..(page + 1) * words;
+            worker.page(Page {
+                keys: &packed.key_pages[part(keys.words())],
+                values: &packed.value_pages[part(values.words())],
+                positions: packed.page_positions.get(part(chunk)).unwrap_or(&[]),
+            });
         }
         worker.partial
     })
 }
 
-struct Worker<'a> {
+/// Takes in packed pages.
+pub(super) struct Worker<'a> {
     plan: &'a Plan,
-    packed: &'a PackedView<'a>,
-    tables: &'a Tables,
+    codecs: &'a Codecs<'a>,
     block: &'a Block<'a>,
-    partial: Partial,
+    pub(super) partial: Partial,
     keys: Tile,
     values: Tile,
     /// Means of the page at hand.
@@ -161,16 +181,10 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(
-        plan: &'a Plan,
-        packed: &'a PackedView<'a>,
-        tables: &'a Tables,
-        block: &'a Block<'a>,
-    ) -> Self {
+    pub(super) fn new(plan: &'a Plan, codecs: &'a Codecs<'a>, block: &'a Block<'a>) -> Self {
         Self {
             plan,
-            packed,
-            tables,
+            codecs,
             block,
             partial: Partial::new(block.scales.len(), plan.head_dim_v, true),
             keys: Tile::new(plan.head_dim_k),
@@ -179,39 +193,32 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn page(&mut self, page: usize) {
+    pub(super) fn page(&mut self, page: Page<'_>) {
         let (dim_k, dim_v) = (self.plan.head_dim_k, self.plan.head_dim_v);
         let count = self.block.scales.len();
-        let (keys, values) = (self.packed.keys.layout(), self.packed.values.layout());
-        let key_page = &self.packed.key_pages[page * keys.words()..(page + 1) * keys.words()];
-        let value_page =
-            &self.packed.value_pages[page * values.words()..(page + 1) * values.words()];
-        means(self.packed.keys, key_page, &mut self.means[..dim_k]);
+        let (keys, values) = (&self.codecs.keys, &self.codecs.values);
+        means(keys.0, page.keys, &mut self.means[..dim_k]);
         let mut shared = [0.0; BLOCK];
         for (query, shared) in shared[..count].iter_mut().enumerate() {
             let plain = &self.block.plain[query * dim_k..(query + 1) * dim_k];
             *shared = dot(plain, &self.means[..dim_k]);
         }
-        means(self.packed.values, value_page, &mut self.means[..dim_v]);
+        means(values.0, page.values, &mut self.means[..dim_v]);
         let mut logits = [[0.0; TILE]; BLOCK];
-        for tile in splits(0..keys.chunk(), TILE) {
+        for tile in splits(0..keys.0.layout().chunk(), TILE) {
             let tokens = tile.len();
-            self.keys.read(self.packed.keys, &self.tables.keys, key_page, tile.clone());
+            self.keys.read(keys, page.keys, tile.clone());
             let rows = &self.keys.rows[..tokens * dim_k];
             dot_tile(self.block.rotated, count, rows, dim_k, &mut logits);
-            for (query, logits) in logits[..count].iter_mut().enumerate() {
-                let limit = self.plan.limit_of(self.block.queries.start + query);
-                let scale = &self.block.scales[query];
+            for (logits, shared) in logits[..count].iter_mut().zip(shared) {
                 for (at, logit) in logits[..tokens].iter_mut().enumerate() {
-                    let position = page * keys.chunk() + tile.start + at;
-                    let seen =
-                        limit.is_none_or(|limit| self.packed.page_positions[position] <= limit);
-                    let dot = self.keys.s1[at] * (self.keys.s2[at] * *logit + shared[query]);
-                    *logit = if seen { scale.logit(dot) } else { UNSEEN };
+                    *logit = self.keys.s1[at] * (self.keys.s2[at] * *logit + shared);
                 }
             }
+            let positions = page.positions.get(tile.clone()).unwrap_or(&[]);
+            self.block.logits(self.plan, &mut logits, positions, tokens);
             if self.partial.weigh(&mut logits, tokens) {
-                self.values.read(self.packed.values, &self.tables.values, value_page, tile);
+                self.values.read(values, page.values, tile);
                 self.add(&mut logits, tokens);
             }
         }

@@ -2,8 +2,9 @@
 
 use core::ops::Range;
 
-use super::math::{power, times_power};
-use crate::attention::plan::{MIN_EXPONENT, Plan, QUERY_EXPONENT};
+use super::math::{power, soft_cap, times_power};
+use super::{BLOCK, TILE};
+use crate::attention::plan::{Cap, MIN_EXPONENT, Plan, QUERY_EXPONENT, UNSEEN};
 use crate::nsnquant::Codec;
 use crate::primitives::parallel::map;
 use crate::shape::Elements;
@@ -18,12 +19,15 @@ pub(super) struct Scale {
     pub factor: f32,
     /// Second factor, a power of two: both together may be beyond f32.
     pub boost: f32,
+    /// What bends the logit.
+    pub cap: Option<Cap>,
 }
 
 impl Scale {
     /// The logit of a dot product.
     pub(super) fn logit(&self, dot: f32) -> f32 {
-        dot.clamp(-self.limit, self.limit) * self.factor * self.boost
+        let logit = dot.clamp(-self.limit, self.limit) * self.factor * self.boost;
+        self.cap.map_or(logit, |Cap { cap, inverse }| soft_cap(logit, cap, inverse))
     }
 }
 
@@ -36,6 +40,8 @@ pub(super) struct Prepared {
 
 /// Queries of one block.
 pub(super) struct Block<'a> {
+    /// Their row.
+    pub(super) row: usize,
     /// Number within the row of each query.
     pub(super) queries: Range<usize>,
     /// The queries `[queries, head_dim_k]`.
@@ -52,11 +58,44 @@ impl Prepared {
         let all = row * plan.per_row + queries.start..row * plan.per_row + queries.end;
         let values = all.start * plan.head_dim_k..all.end * plan.head_dim_k;
         Block {
+            row,
             queries,
             plain: &self.plain[values.clone()],
             rotated: if self.rotated.is_empty() { &[] } else { &self.rotated[values] },
             scales: &self.scales[all],
         }
+    }
+}
+
+impl Block<'_> {
+    /// The logits of a tile from its dot products `[queries][tokens]`, in their place; `UNSEEN`
+    /// where a query does not see a token.
+    pub(super) fn logits(
+        &self,
+        plan: &Plan,
+        dots: &mut [[f32; TILE]; BLOCK],
+        positions: &[u32],
+        tokens: usize,
+    ) {
+        for (query, dots) in dots[..self.scales.len()].iter_mut().enumerate() {
+            let sight = plan.sight(self.row, self.queries.start + query);
+            let scale = &self.scales[query];
+            for (token, dot) in dots[..tokens].iter_mut().enumerate() {
+                let seen = sight.as_ref().is_none_or(|sight| sight.contains(&positions[token]));
+                *dot = if seen { scale.logit(*dot) } else { UNSEEN };
+            }
+        }
+    }
+
+    /// Whether any query may see tokens whose positions ascend from a first to a last.
+    pub(super) fn reaches(&self, plan: &Plan, positions: &[u32]) -> bool {
+        let (Some(first), Some(last)) = (positions.first(), positions.last()) else {
+            return !plan.causal();
+        };
+        self.queries.clone().any(|query| {
+            let sight = plan.sight(self.row, query);
+            sight.is_none_or(|sight| first <= sight.end() && last >= sight.start())
+        })
     }
 }
 
@@ -100,5 +139,6 @@ fn scale(plan: &Plan, exponent: i32) -> Scale {
         limit: power((plan.limit - lost).clamp(-126, 126)),
         factor: plan.scale * power(if boosted { lost - 64 } else { lost }),
         boost: if boosted { power(64) } else { 1.0 },
+        cap: plan.cap,
     }
 }

@@ -1,27 +1,33 @@
 //! Attention on the GPU: records into the caller's encoder and never submits, polls or waits.
 
+mod block;
 mod merge;
 mod packed;
+mod paged;
+mod paged_packed;
+mod paged_raw;
 mod raw;
 mod rotate;
+mod tables;
 mod view;
 
+pub use paged::{DevicePagedView, attend_paged};
+pub use tables::DeviceTables;
 pub use view::{DeviceCacheView, DevicePackedView, DeviceQueries};
 
 use super::config::AttendConfig;
-use super::plan::{Plan, QueryShape};
+use super::plan::{Plan, QueryShape, Settings};
 use crate::error::Result;
 use crate::gpu::{Kernel, Recorder, Slice, Variant};
 use crate::nsnquant::Hadamard;
 use crate::nsnquant::gpu::hadamard_constants;
 use crate::shape::{MAX_HEAD_DIM, check_head_dim};
+use block::Partials;
 
-/// Queries that a workgroup answers together, in the lanes of a vec4.
-const BLOCK: usize = 4;
 /// Workgroups that fill a large device; more splits than it takes for them only cost merging.
 const GROUPS: usize = 1024;
 
-/// Most splits of a kind: what `merge` has workgroup memory for.
+/// Most splits of a kind: each is one more number that `merge` reads a channel.
 const MAX_SPLITS: usize = 256;
 /// Invocations of a workgroup that transforms a row.
 const HADAMARD_LANES: u32 = 64;
@@ -42,6 +48,8 @@ pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
         (&rotate::KERNEL, rotate::variants()),
         (&raw::KERNEL, raw::variants()),
         (&packed::KERNEL, packed::variants()),
+        (&paged_raw::KERNEL, tables::variants()),
+        (&paged_packed::KERNEL, tables::variants()),
         (&merge::KERNEL, merge::variants()),
     ]
 }
@@ -60,50 +68,62 @@ pub fn attend(
     queries: &DeviceQueries<'_>,
     config: &AttendConfig,
 ) -> Result<DeviceAttended> {
-    let causal = config.causal.is_some();
-    view.check(causal)?;
+    view.check(config.causal.is_some())?;
+    let dims = [view.head_dim_k, view.head_dim_v];
+    let plan = plan(view.kv_rows, dims, queries, config.into())?;
+    let attended = outputs(rec, &plan)?;
+    let packed_view = view.packed.as_ref().filter(|packed| packed.pages > 0);
+    let packed = packed_view.map_or(0, |packed| splits(&plan, packed.pages));
+    let raw = match view.raw_tokens {
+        0 => 0,
+        tokens => splits(&plan, tokens.div_ceil(raw::LANES)),
+    };
+    let slots = raw + packed;
+    let stride = block::stride(&plan, packed > 0);
+    let size =
+        (plan.queries() as u64).saturating_mul(slots as u64).saturating_mul(4 * stride as u64);
+    let buffer = rec.context().create("wgkv attention partials", size)?;
+    let queries_of = (0, plan.per_row);
+    let partials = Partials { buffer: &buffer, queries: queries_of, stride, slot_base: 0 };
+    let prepared = rotate::record(rec, &plan, queries, None, packed > 0)?;
+    if raw > 0 {
+        raw::record(rec, &plan, view, &prepared, &partials, [raw, slots])?;
+    }
+    if let Some(view) = packed_view {
+        packed::record(rec, &plan, view, &prepared, &partials, [packed, slots])?;
+    }
+    let slots = merge::Slots::Same { raw, packed };
+    merge::record(rec, &plan, 0..plan.kv_rows, slots, &partials, &attended)?;
+    Ok(attended)
+}
+
+/// Checks queries against rows of a cache.
+fn plan(
+    kv_rows: usize,
+    head_dims: [usize; 2],
+    queries: &DeviceQueries<'_>,
+    settings: Settings,
+) -> Result<Plan> {
     let DeviceQueries { data, dtype, batch, heads, tokens, head_dim } = *queries;
     let shape = QueryShape { batch, heads, tokens, head_dim };
     let expected = batch.saturating_mul(heads).saturating_mul(tokens).saturating_mul(head_dim);
     let elements = (data.size as usize / dtype.bytes()).min(expected);
-    let plan = Plan::new(view.kv_rows, view.head_dim_k, view.head_dim_v, shape, elements, config)?;
+    let plan = Plan::new(kv_rows, head_dims, shape, elements, settings)?;
     view::check_count("queries", plan.queries())?;
-    let context = rec.context();
+    Ok(plan)
+}
+
+fn outputs(rec: &Recorder<'_>, plan: &Plan) -> Result<DeviceAttended> {
     let values = (plan.queries() * plan.head_dim_v) as u64;
-    let attended = DeviceAttended {
-        out: context.create("wgkv attention out", values * 4)?,
-        lse: context.create("wgkv attention lse", plan.queries() as u64 * 4)?,
-    };
-    let prepared = rotate::record(rec, &plan, queries, view.packed.as_ref())?;
-    let raw = raw::record(rec, &plan, view, &prepared)?;
-    let packed = packed::record(rec, &plan, view.packed.as_ref(), &prepared)?;
-    merge::record(rec, &plan, &raw, &packed, &attended)?;
-    Ok(attended)
-}
-
-/// Partial states of every query and split; none where there are no tokens of the kind.
-struct Partials {
-    buffer: wgpu::Buffer,
-    splits: usize,
-}
-
-impl Partials {
-    /// Room for the states of a plan, `values` numbers a query and split.
-    fn new(rec: &Recorder<'_>, plan: &Plan, splits: usize, values: usize) -> Result<Self> {
-        let size =
-            (plan.queries() as u64).saturating_mul(splits as u64).saturating_mul(4 * values as u64);
-        Ok(Self { buffer: rec.context().create("wgkv attention partials", size)?, splits })
-    }
-}
-
-/// Blocks of queries of a row.
-fn blocks(plan: &Plan) -> usize {
-    plan.per_row.div_ceil(BLOCK)
+    Ok(DeviceAttended {
+        out: rec.context().create("wgkv attention out", values * 4)?,
+        lse: rec.context().create("wgkv attention lse", plan.queries() as u64 * 4)?,
+    })
 }
 
 /// Splits of the tokens of each row, given how many tiles all rows have together.
 fn splits(plan: &Plan, tiles: usize) -> usize {
-    let lines = plan.kv_rows * blocks(plan);
+    let lines = plan.kv_rows * plan.per_row.div_ceil(block::BLOCK);
     GROUPS.div_ceil(lines).min(tiles.div_ceil(plan.kv_rows)).clamp(1, MAX_SPLITS)
 }
 
@@ -115,6 +135,11 @@ fn positions<'a>(given: Option<Slice<'a>>, unread: Slice<'a>) -> Slice<'a> {
 /// Every head dimension that there is a variant for.
 fn head_dims() -> impl Iterator<Item = usize> {
     (8..=MAX_HEAD_DIM).filter(|dim| check_head_dim("head_dim", *dim).is_ok())
+}
+
+/// The variant of a stage for keys of a head dimension.
+fn head_dim_variant(head_dim: usize) -> Variant {
+    Variant { constants: vec![("HEAD_DIM", head_dim as u32)], overrides: Vec::new() }
 }
 
 /// The variant of a stage that transforms one row of a head dimension in a workgroup.

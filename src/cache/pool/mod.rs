@@ -32,6 +32,7 @@ mod snapshot;
 mod step;
 mod tables;
 
+pub use crate::layout::tables::{Tables, Unit, Units};
 pub use config::{MAX_RECENT, PoolConfig};
 pub use figures::{Parts, PoolFigures, SequenceFigures};
 pub use pool::Pool;
@@ -40,4 +41,3 @@ pub use snapshot::{Eviction, Load, SavedHead, SavedSequence, Snapshot};
 pub use step::{
     CopyRows, Encode, Gather, Keep, LayerStep, Needs, Operation, Part, Restore, SlabId, Step, Write,
 };
-pub use tables::{Tables, Unit, Units};

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::{Context, Slice, Variant};
-use crate::layout::{Bits, PageLayout};
+use crate::layout::{Bits, CODEBOOK_ROWS, Format, PIECE, PageLayout};
+use crate::nsnquant::codebook::Codebook;
 use crate::nsnquant::codec::Codec;
 use crate::nsnquant::hadamard::Hadamard;
 use crate::shape::{Dtype, MAX_HEAD_DIM, check_head_dim};
@@ -45,6 +46,47 @@ impl DeviceCodec {
     /// The book of the codec's rate on the device: f32 `[256, 8]`, row by row.
     pub fn book(&self) -> &wgpu::Buffer {
         &self.book
+    }
+}
+
+/// Both unit books of a [`Codebook`] on the device, for kernels that read keys and values of any
+/// rates of [`Profile::Compat`](crate::nsnquant::Profile::Compat): f32 `[512, 8]`, the 1-bit book
+/// first.
+#[derive(Clone, Debug)]
+pub struct DeviceCodebook {
+    buffer: wgpu::Buffer,
+}
+
+impl DeviceCodebook {
+    /// Uploads a codebook.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLimit`] when the device allows no buffer of 16 KiB.
+    pub fn new(context: &Context, codebook: &Codebook) -> Result<Self> {
+        let books = [codebook.rows(Bits::One), codebook.rows(Bits::Two)].concat();
+        let buffer = context.upload("wgkv codebooks", bytemuck::cast_slice(&books))?;
+        Ok(Self { buffer })
+    }
+
+    /// The books.
+    pub fn buffer(&self) -> &wgpu::Buffer {
+        &self.buffer
+    }
+
+    /// Where the book of the pages of a layout starts, in groups of four numbers.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for pages that are not packed with a unit book.
+    pub fn first_four(&self, layout: &PageLayout) -> Result<u32> {
+        match (layout.format() == Format::unit(layout.bits()), layout.bits()) {
+            (true, Bits::One) => Ok(0),
+            (true, Bits::Two) => Ok((CODEBOOK_ROWS * PIECE / 4) as u32),
+            _ => Err(Error::Parameter {
+                argument: "pages",
+                got: layout.bits().get() as f64,
+                expected: "a rate of the compat profile",
+            }),
+        }
     }
 }
 

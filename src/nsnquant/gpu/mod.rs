@@ -6,6 +6,6 @@ mod encode;
 
 pub(crate) use decode::variant_for as decode_variant;
 pub use decode::{decode, kernel as decode_kernel, variants as decode_variants};
-pub use device::{DeviceCodec, hadamard_constants};
+pub use device::{DeviceCodebook, DeviceCodec, hadamard_constants};
 pub(crate) use encode::variant_for as encode_variant;
 pub use encode::{encode, kernel as encode_kernel, variants as encode_variants};

@@ -1,0 +1,259 @@
+//! Attention over page tables.
+
+use std::ops::Range;
+
+use super::block::{BLOCK, Partials, stride};
+use super::rotate::DeviceFirsts;
+use super::tables::{DeviceTables, Launch, SLABS};
+use super::{DeviceAttended, DeviceQueries, merge, outputs, paged_packed, paged_raw, plan, rotate};
+use crate::attention::config::{Causal, PagedAttend};
+use crate::attention::params::PagedParams;
+use crate::attention::plan::{Plan, Settings};
+use crate::error::{Error, Result};
+use crate::gpu::{Recorder, Slice, binding_limit};
+use crate::layout::pool::{PageClass, PoolLayout};
+use crate::nsnquant::gpu::DeviceCodebook;
+use crate::shape::Dtype;
+
+/// Most bytes of partial results at a time: where a batch makes more, it is answered row after row
+/// in several rounds, which changes no bit.
+const PARTIAL_BYTES: u64 = 1 << 28;
+/// Numbers that a lane keeps between two runs of a unit: `PAGED_STATE` of
+/// `wgsl/common/attend_paged.wgsl`.
+const STATE: u64 = 72;
+/// Invocations of a workgroup that reads pages, and tokens of a tile.
+pub(super) const LANES: usize = 64;
+
+/// Rows of one layer of a batch, in the pages of a pool on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct DevicePagedView<'a> {
+    /// How pages lie in slabs.
+    pub layout: &'a PoolLayout,
+    /// Type of raw elements, f16 or bf16.
+    pub raw: Dtype,
+    /// The codebook; needed where there are packed pages.
+    pub codebook: Option<&'a DeviceCodebook>,
+    /// Which pages the rows lie in.
+    pub tables: &'a DeviceTables,
+    /// The slabs of the layer by class ([`PageClass::index`]) and by number.
+    pub slabs: [&'a [Option<wgpu::Buffer>]; 3],
+}
+
+/// One dispatch over the units of a class.
+pub(super) struct Units<'a> {
+    pub(super) params: PagedParams,
+    pub(super) slabs: [Slice<'a>; SLABS],
+    /// Slabs that differ.
+    pub(super) count: usize,
+    pub(super) spills: bool,
+    pub(super) prepared: Slice<'a>,
+}
+
+/// Records the attention of queries over the rows of a batch: the answers of a member are the same
+/// bits whatever else is in the batch and wherever its pages lie. Queries are
+/// `[members, heads, tokens, head_dim]`.
+///
+/// There are at most five dispatches (queries, sinks, packed pages, tails, merging), and more only
+/// where the rows of a class lie in more than four slabs or partial results take more than 256 MiB.
+///
+/// # Errors
+/// As [`attend_paged`](crate::attention::cpu::attend_paged) for shapes and settings;
+/// [`Error::Offsets`] for pages of a slab that is not there; [`Error::Length`] for a slab that is
+/// too short; [`Error::DeviceLimit`] where the partial results of one row and four queries exceed
+/// the largest binding.
+pub fn attend_paged(
+    rec: &mut Recorder<'_>,
+    view: &DevicePagedView<'_>,
+    queries: &DeviceQueries<'_>,
+    config: &PagedAttend<'_>,
+) -> Result<DeviceAttended> {
+    let tables = view.tables;
+    let settings = Settings::paged(config, tables.next(), queries.tokens)?;
+    if queries.batch != tables.members() {
+        let (got, expected) = (queries.batch, tables.members());
+        let reference = "the members of the page tables";
+        return Err(Error::Mismatch { argument: "batch", got, expected, reference });
+    }
+    if view.raw == Dtype::F32 {
+        let (got, expected) = (view.raw.name(), Dtype::F16.name());
+        return Err(Error::Dtype { argument: "raw", got, expected });
+    }
+    let plan = plan(tables.rows(), view.layout.head_dims(), queries, settings)?;
+    let packed = !tables.class(PageClass::Packed).launches.is_empty();
+    let book = match (packed, view.codebook, view.layout.packed()) {
+        (true, Some(book), Some(pages)) => {
+            // Refused here, before anything is recorded.
+            pages.iter().try_for_each(|page| book.first_four(page).map(|_| ()))?;
+            Some(book)
+        }
+        (true, ..) => return Err(Error::Empty { argument: "codebook" }),
+        (false, ..) => None,
+    };
+    for class in PageClass::ALL {
+        for launch in &tables.class(class).launches {
+            slabs(view, class, launch)?;
+        }
+    }
+    let rounds = Rounds::new(rec, &plan, tables, stride(&plan, packed))?;
+    let attended = outputs(rec, &plan)?;
+    let own;
+    let firsts = match config.causal {
+        Causal::All => None,
+        Causal::Newest => {
+            let plus = 0u32.wrapping_sub(plan.tokens as u32);
+            Some(DeviceFirsts { numbers: tables.counts(), plus })
+        }
+        Causal::From(firsts) => {
+            own = rec.context().upload("wgkv query positions", bytemuck::cast_slice(firsts))?;
+            Some(DeviceFirsts { numbers: Slice::all(&own), plus: 0 })
+        }
+    };
+    let prepared = rotate::record(rec, &plan, queries, firsts, packed)?;
+    let buffer = rec.context().create("wgkv attention partials", rounds.bytes)?;
+    for first in (0..plan.per_row).step_by(rounds.span) {
+        for rows in &rounds.rows {
+            let partials = Partials {
+                buffer: &buffer,
+                queries: (first, plan.per_row.min(first + rounds.span)),
+                stride: rounds.stride,
+                slot_base: tables.slots()[rows.start],
+            };
+            let kept_at = rounds.kept_at(tables, rows, &partials);
+            let mut kept = 0;
+            for class in PageClass::ALL {
+                let lists = tables.class(class);
+                let base = lists.kept(rows.start);
+                for launch in &lists.launches {
+                    let (units_at, units) = lists.items(launch, rows);
+                    if units == 0 {
+                        continue;
+                    }
+                    let (slabs, params) = slabs(view, class, launch)?;
+                    let params = PagedParams {
+                        units,
+                        units_at,
+                        pages_at: lists.pages_at,
+                        spill_at: kept_at,
+                        spill_base: base.wrapping_sub(kept),
+                        ..params
+                    };
+                    let units = Units {
+                        params,
+                        slabs,
+                        count: launch.slabs.len(),
+                        spills: launch.spills,
+                        prepared: Slice::all(&prepared),
+                    };
+                    match (class, book) {
+                        (PageClass::Packed, Some(book)) => {
+                            paged_packed::record(rec, &plan, view, book, &units, &partials)?;
+                        }
+                        _ => paged_raw::record(rec, &plan, view, class, &units, &partials)?,
+                    }
+                }
+                kept += lists.kept(rows.end) - base;
+            }
+            let slots = merge::Slots::Listed { lists: tables.lists(), at: tables.slots_at() };
+            merge::record(rec, &plan, rows.clone(), slots, &partials, &attended)?;
+        }
+    }
+    Ok(attended)
+}
+
+/// The slabs of a dispatch, one bound several times where they are fewer, and what kernels are told
+/// of them and of their pages.
+fn slabs<'a>(
+    view: &DevicePagedView<'a>,
+    class: PageClass,
+    launch: &Launch,
+) -> Result<([Slice<'a>; SLABS], PagedParams)> {
+    let layout = view.layout;
+    let mut numbers = [launch.slabs[0]; SLABS];
+    numbers[..launch.slabs.len()].copy_from_slice(&launch.slabs);
+    let find = |number: u32| {
+        let slab = view.slabs[class.index()].get(number as usize).and_then(Option::as_ref);
+        let fault = Error::Offsets {
+            argument: "slabs",
+            index: class.index(),
+            got: u64::from(number),
+            expected: "the number of a slab that there is",
+        };
+        let slab = slab.ok_or(fault)?;
+        let (got, expected) = (slab.size() as usize, layout.slab_bytes(class) as usize);
+        if got < expected {
+            return Err(Error::Length { argument: "slab", got, expected });
+        }
+        Ok(Slice { buffer: slab, offset: 0, size: expected as u64 })
+    };
+    let [a, b, c, d] = numbers;
+    let slabs = [find(a)?, find(b)?, find(c)?, find(d)?];
+    let params = PagedParams {
+        shift: layout.shift(class),
+        mask: (1 << layout.shift(class)) - 1,
+        pages: layout.pages_per_slab(class),
+        slab_0: a,
+        slab_1: b,
+        slab_2: c,
+        slab_3: d,
+        ..PagedParams::default()
+    };
+    Ok((slabs, params))
+}
+
+/// How a batch is cut so that its partial results fit one buffer.
+struct Rounds {
+    /// Queries of a row that are answered at a time, a multiple of a block or all.
+    span: usize,
+    rows: Vec<Range<usize>>,
+    stride: usize,
+    bytes: u64,
+}
+
+impl Rounds {
+    fn new(rec: &Recorder<'_>, plan: &Plan, tables: &DeviceTables, stride: usize) -> Result<Self> {
+        let limit = binding_limit(&rec.context().device().limits()).min(PARTIAL_BYTES);
+        let slots = tables.slots();
+        let kept = |row: usize| {
+            PageClass::ALL.map(|class| tables.class(class).kept(row)).iter().sum::<u32>()
+        };
+        let bytes = |rows: Range<usize>, span: usize| {
+            let slots = u64::from(slots[rows.end] - slots[rows.start]);
+            let kept = u64::from(kept(rows.end) - kept(rows.start));
+            let state = span.div_ceil(BLOCK) as u64 * STATE * LANES as u64;
+            slots.saturating_mul(4 * (span * stride) as u64).saturating_add(kept * 4 * state)
+        };
+        let mut span = plan.per_row;
+        let largest = |span| (0..plan.kv_rows).map(|row| bytes(row..row + 1, span)).max();
+        let largest = |span| largest(span).unwrap_or(0);
+        while span > BLOCK && largest(span) > limit {
+            span = (span / 2).next_multiple_of(BLOCK);
+        }
+        let needed = largest(span);
+        if needed > limit {
+            let (argument, allowed) = ("partial results of a row", limit);
+            let limit = "max_storage_buffer_binding_size";
+            return Err(Error::DeviceLimit { argument, limit, needed, allowed });
+        }
+        let mut rounds = Self { span, rows: Vec::new(), stride, bytes: 0 };
+        let mut first = 0;
+        for row in 0..plan.kv_rows {
+            if bytes(first..row + 1, span) > limit {
+                rounds.push(first..row, bytes(first..row, span));
+                first = row;
+            }
+        }
+        rounds.push(first..plan.kv_rows, bytes(first..plan.kv_rows, span));
+        Ok(rounds)
+    }
+
+    fn push(&mut self, rows: Range<usize>, bytes: u64) {
+        self.bytes = self.bytes.max(bytes);
+        self.rows.push(rows);
+    }
+
+    /// Where the states that lanes keep start, in words: behind the partial results.
+    fn kept_at(&self, tables: &DeviceTables, rows: &Range<usize>, partials: &Partials<'_>) -> u32 {
+        let slots = (tables.slots()[rows.end] - tables.slots()[rows.start]) as usize;
+        (slots * partials.span() * self.stride) as u32
+    }
+}

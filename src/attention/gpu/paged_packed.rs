@@ -1,0 +1,81 @@
+//! Partial states over packed pages of a pool. Twin: `src/attention/cpu/paged_packed.rs`.
+
+use super::block::{Partials, page_params};
+use super::paged::{DevicePagedView, LANES, Units};
+use super::tables::variant;
+use crate::attention::params::{PackedPageParams, PagedPackedParams};
+use crate::attention::plan::Plan;
+use crate::error::Result;
+use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice};
+use crate::layout::pool::PageClass;
+use crate::nsnquant::gpu::DeviceCodebook;
+
+pub(super) static KERNEL: Kernel = Kernel {
+    name: "attention/paged_packed",
+    source: concat!(
+        include_str!("../../../wgsl/common/element.wgsl"),
+        include_str!("../../../wgsl/common/page.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/softmax.wgsl"),
+        include_str!("../../../wgsl/common/attend.wgsl"),
+        include_str!("../../../wgsl/common/attend_packed.wgsl"),
+        include_str!("../../../wgsl/common/attend_paged.wgsl"),
+        include_str!("../../../wgsl/attention/paged_packed.wgsl"),
+    ),
+    bindings: &[
+        Binding::Read("prepared"),
+        Binding::Read("lists"),
+        Binding::Read("book"),
+        Binding::Read("slab_0"),
+        Binding::Read("slab_1"),
+        Binding::Read("slab_2"),
+        Binding::Read("slab_3"),
+        Binding::Write("partials"),
+    ],
+    params: PagedPackedParams::LAYOUT,
+};
+
+/// Records the partial states of units of packed pages; there are none where nothing is packed.
+pub(super) fn record(
+    rec: &mut Recorder<'_>,
+    plan: &Plan,
+    view: &DevicePagedView<'_>,
+    book: &DeviceCodebook,
+    units: &Units<'_>,
+    partials: &Partials<'_>,
+) -> Result<()> {
+    let Some([keys, values]) = view.layout.packed() else { return Ok(()) };
+    let class = PageClass::Packed;
+    let words = view.layout.words(class) as u32;
+    let params = PagedPackedParams {
+        attend: partials.params(plan, LANES),
+        packed: PackedPageParams {
+            key_words: words,
+            value_words: words,
+            position_words: words,
+            values_at: view.layout.values_offset(class) as u32,
+            positions_at: view.layout.positions_offset(class) as u32,
+            key_book: book.first_four(keys)?,
+            value_book: book.first_four(values)?,
+            ..page_params(keys, values)
+        },
+        paged: units.params,
+    };
+    let [a, b, c, d] = units.slabs;
+    rec.dispatch(
+        &KERNEL,
+        &variant(plan.head_dim_k, units.count, units.spills),
+        &params,
+        &[
+            units.prepared,
+            view.tables.lists(),
+            Slice::all(book.buffer()),
+            a,
+            b,
+            c,
+            d,
+            Slice::all(partials.buffer),
+        ],
+        Groups(u64::from(units.params.units) * partials.blocks() as u64),
+    )
+}
