@@ -10,7 +10,7 @@ use wgkv::shape::Dtype;
 use crate::file_mlx;
 use crate::support;
 use crate::transfer::{ids, twin};
-use crate::twin::{Twin, config};
+use crate::twin::{Twin, config, row};
 
 fn save_on_device(twin: &Twin, ids: &[SequenceId]) -> Saved<'static> {
     pollster::block_on(support::run(|rec| twin.gpu.save(rec, ids)).unwrap()).unwrap()
@@ -256,7 +256,14 @@ fn prompt_caches_of_mlx_lm_go_in_and_out() {
 
 #[test]
 fn a_prompt_cache_is_packed_and_decoded() {
-    let cache = file_mlx::cache(Dtype::F16, 2, [2, 2, 100, 64, 32]);
+    let mut cache = file_mlx::cache(Dtype::F16, 2, [2, 2, 100, 64, 32]);
+    for (layer, rows) in cache.layers.iter_mut().enumerate() {
+        let side = |side: u64, dim: usize| -> Data {
+            let at = |at: u32| row(1, layer, (at / 100) as usize, at % 100, side, dim);
+            Data::F16((0..400).flat_map(at).collect())
+        };
+        (rows.keys, rows.values) = (side(0, 64), side(1, 32));
+    }
     let mut twin = Twin::new(pool_for(&cache, Dtype::F16));
     let ids = load_prompt(&mut twin, &cache);
     for place in 0..2 {
@@ -275,9 +282,10 @@ fn a_prompt_cache_is_packed_and_decoded() {
                 let (Data::F16(got), Data::F16(expected)) = (got, expected) else {
                     panic!("raw rows are f16");
                 };
-                for (row, (got, expected)) in got.chunks(dim).zip(expected.chunks(dim)).enumerate()
+                for (place, (got, expected)) in
+                    got.chunks(dim).zip(expected.chunks(dim)).enumerate()
                 {
-                    let token = row % 100;
+                    let token = place % 100;
                     if token < 4 || token >= 4 + packed {
                         assert_eq!(got, expected);
                         continue;
@@ -285,8 +293,7 @@ fn a_prompt_cache_is_packed_and_decoded() {
                     let norm: f32 = expected.iter().map(|x| x.to_f32().powi(2)).sum();
                     let gap = got.iter().zip(expected);
                     let gap: f32 = gap.map(|(a, b)| (a.to_f32() - b.to_f32()).powi(2)).sum();
-                    // Ramps are not what codebooks are made for.
-                    assert!(gap <= 0.8 * norm, "row {row}: {gap} of {norm}");
+                    assert!(gap <= 0.5 * norm, "row {place}: {gap} of {norm}");
                 }
             }
         }
