@@ -26,7 +26,10 @@ fn loaded(file: &[u8], config: PoolConfig, of: &Twin) -> Twin {
     twin
 }
 
-fn fetched(twin: &Twin, place: usize) -> Vec<[(Vec<f16>, Vec<f16>, Vec<u32>); 2]> {
+/// Keys, values and positions of one layer, on both paths.
+type Fetched = [(Vec<f16>, Vec<f16>, Vec<u32>); 2];
+
+fn fetched(twin: &Twin, place: usize) -> Vec<Fetched> {
     (0..2).map(|layer| twin.fetch(&[place], layer, 200)).collect()
 }
 
