@@ -229,14 +229,44 @@ fn a_device_lost_between_two_layers_of_a_step() {
     let mut recorder = wgkv::gpu::Recorder::new(&context, &mut encoder);
     twin.cache.record(&mut recorder, &step, 0, incoming(0)).unwrap();
     device.destroy();
-    // Whether the loss is noticed here depends on what is recorded; it ends in an error at the latest
-    // when something is read back.
-    let recorded = twin.cache.record(&mut recorder, &step, 1, incoming(1));
+    // Whether the loss is noticed here depends on what is recorded; at its end it is.
+    let _ = twin.cache.record(&mut recorder, &step, 1, incoming(1));
     let slab = twin.cache.slabs(PageClass::Raw, 0).iter().flatten().next().unwrap();
-    let readback = recorder.read_back(Slice::all(slab));
-    let finished = recorder.finish();
-    queue.submit([encoder.finish()]);
-    let _ = device.poll(wgpu::PollType::wait_indefinitely());
-    let read = readback.and_then(|readback| finished.and_then(|_| pollster::block_on(readback)));
-    assert!(recorded.is_err() || read.is_err(), "{recorded:?} {read:?}");
+    let readback = recorder.read_back(Slice::all(slab)).unwrap();
+    let fault = recorder.finish();
+    assert!(matches!(fault, Err(Error::DeviceLost { .. })), "{fault:?}");
+    drop(encoder);
+    let fault = pollster::block_on(readback);
+    assert!(matches!(fault, Err(Error::DeviceLost { .. })), "{fault:?}");
+}
+
+#[test]
+fn a_device_lost_between_recording_and_submission() {
+    for submitted in [false, true] {
+        let (device, queue) = support::device(&wgpu::Limits::default());
+        let context = Context::new(&device, &queue, &ContextDescriptor::default()).unwrap();
+        let config = config();
+        let mut world = World::new(&config, Some(Device::new(&context, &config)));
+        world.prompt(1, 40, Finish::All);
+        let id = world.live[0].0;
+        let twin = world.device.as_mut().unwrap();
+        let mut encoder = device.create_command_encoder(&Default::default());
+        let mut recorder = wgkv::gpu::Recorder::new(&context, &mut encoder);
+        let evict = Finish::Uniform(10).config(&world.shape).unwrap();
+        let fresh = twin.cache.begin();
+        assert!(twin.cache.evict(&mut recorder, fresh, 0, &evict).is_err());
+        let saving = twin.cache.save(&mut recorder, &[id]).unwrap();
+        recorder.finish().unwrap();
+        if submitted {
+            queue.submit([encoder.finish()]);
+            device.destroy();
+        } else {
+            device.destroy();
+            queue.submit([encoder.finish()]);
+        }
+        let _ = device.poll(wgpu::PollType::wait_indefinitely());
+        // What had run may still be read; what had not is an error, at once.
+        let saved = pollster::block_on(saving);
+        assert!(submitted || matches!(saved, Err(Error::DeviceLost { .. })));
+    }
 }
