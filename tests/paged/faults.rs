@@ -153,14 +153,11 @@ fn an_eviction_that_no_longer_fits_is_refused() {
         assert_eq!(host.to_string(), device.to_string());
     }
     // Counts without positions cannot be carried out.
-    let layers = 0..1;
-    let operation = Operation::Finish { sequence: id, layers, keep: Keep::Counts(&[10, 10]) };
     let forked = world.host.fork(id).unwrap();
     let fork = Operation::Finish { sequence: forked, layers: 0..1, keep: Keep::Counts(&[10, 10]) };
     let step = world.host.cache.step(&fork).unwrap();
     assert!(matches!(world.host.cache.apply(&step, 0, None), Err(Error::Unfinished { .. })));
     world.host.free(forked).unwrap();
-    drop(operation);
     assert!(world.finish(place, 0..2, Finish::Adaptive(10), true));
     world.check();
 }

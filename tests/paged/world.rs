@@ -42,6 +42,10 @@ pub struct Pages {
     pub close: usize,
 }
 
+/// A page of a layer, and its words; `None` for those that mean nothing.
+type Name = (PageClass, PageId);
+type Meant = Vec<Option<u32>>;
+
 pub struct World {
     pub shape: Shape,
     pub contents: Contents,
@@ -579,8 +583,8 @@ impl World {
     }
 
     /// Every page held in a layer, once, with what its words must be.
-    fn named(&mut self, layer: usize) -> Vec<((PageClass, PageId), Vec<Option<u32>>)> {
-        let mut pages: HashMap<(PageClass, PageId), Vec<Option<u32>>> = HashMap::new();
+    fn named(&mut self, layer: usize) -> Vec<(Name, Meant)> {
+        let mut pages: HashMap<Name, Meant> = HashMap::new();
         for (id, model) in &self.live {
             for row in 0..self.shape.heads {
                 let head = &model.heads[layer * self.shape.heads + row];
