@@ -1,9 +1,11 @@
-//! Decode steps of a batch in the paged cache, 8 KV heads of 128 channels at 2 bits: steps that pack
+//! Decode steps of a batch in the paged cache, 8 KV heads of 128 channels at 2 bits, 32 query heads: steps that pack
 //! nothing against steps in which every sequence packs a chunk. Prints medians and their ratio; the
 //! sizes are smaller on a software adapter.
 
 use std::time::{Duration, Instant};
 
+use wgkv::attention::PagedAttend;
+use wgkv::attention::gpu::DeviceQueries;
 use wgkv::cache::gpu::{IncomingRows, PagedCache};
 use wgkv::cache::pool::{Keep, Operation, Part, PoolConfig, SequenceId};
 use wgkv::gpu::{Context, ContextDescriptor, Recorder, Slice};
@@ -14,6 +16,7 @@ use wgkv::wgpu;
 
 const HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
+const QUERY_HEADS: usize = 32;
 const CHUNK: usize = 64;
 
 struct Sizes {
@@ -124,6 +127,16 @@ fn main() {
     let incoming = IncomingRows { keys: data, values: data, dtype: Dtype::F16 };
     let parts: Vec<Part> =
         sequences.iter().map(|sequence| Part { sequence: *sequence, tokens: 1 }).collect();
+    let asked = rows(&context, QUERY_HEADS * sizes.batch);
+    let queries = DeviceQueries {
+        data: Slice::all(&asked),
+        dtype: Dtype::F16,
+        batch: sizes.batch,
+        heads: QUERY_HEADS,
+        tokens: 1,
+        head_dim: HEAD_DIM,
+    };
+    let mut batch = cache.batch(&sequences).expect("a batch");
     let (mut plain, mut packing) = (Vec::new(), Vec::new());
     for _ in 0..sizes.chunks * CHUNK {
         let before = cache.pool().frontier(sequences[0], 0, 0).expect("a head");
@@ -131,7 +144,10 @@ fn main() {
         let step = cache.step(&Operation::Append { parts: &parts, flush: true }).expect("a step");
         let planned = start.elapsed();
         let done = timed(&context, |rec| {
-            step.layers().try_for_each(|layer| cache.record(rec, &step, layer, Some(incoming)))
+            step.layers().try_for_each(|layer| {
+                cache.record(rec, &step, layer, Some(incoming))?;
+                cache.attend(rec, &mut batch, layer, &queries, &PagedAttend::default()).map(drop)
+            })
         });
         let after = cache.pool().frontier(sequences[0], 0, 0).expect("a head");
         if after > before { &mut packing } else { &mut plain }.push(planned + done);

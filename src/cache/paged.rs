@@ -176,6 +176,15 @@ pub(super) fn prompt(pool: &Pool, operation: &Operation<'_>) -> u32 {
     }
 }
 
+/// Whether two tables differ in counts of rows and next positions alone.
+pub(super) fn same_pages(a: &Tables, b: &Tables) -> bool {
+    a.sinks == b.sinks
+        && a.packed_offsets == b.packed_offsets
+        && a.packed == b.packed
+        && a.tail_offsets == b.tail_offsets
+        && a.tail == b.tail
+}
+
 /// Sequences out of a paged cache, as one of either path takes them in again: their tables, and for
 /// each layer and class ([`PageClass::index`]) the bytes of the pages, `[pages, words]`, in the order
 /// in which the tables number them.

@@ -10,6 +10,8 @@ use super::pages::Slabs;
 use super::restore::{restore, restore_dense};
 use super::rows::elements;
 use super::write::{Incoming, write};
+use crate::attention::cpu::{Attended, PagedView, attend_paged};
+use crate::attention::{PagedAttend, Queries};
 use crate::cache::paged::{self, FetchPlan};
 use crate::cache::pool::{Keep, LayerStep, Operation, Pool, PoolConfig, SequenceId, SlabId};
 use crate::error::{Error, Result};
@@ -342,6 +344,31 @@ impl PagedCache {
     pub fn batch(&self, members: &[SequenceId]) -> Result<Batch> {
         members.iter().try_for_each(|id| self.pool.seen(*id).map(drop))?;
         Ok(Batch { members: members.to_vec() })
+    }
+
+    /// Attention of queries `[members, heads, tokens, head_dim_k]` over the rows that one layer of a
+    /// batch holds: sinks, packed pages and tail in one softmax. The answers of a member are the same
+    /// bits whatever else is in the batch.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`]; [`Error::OutOfRange`] for the layer; and as
+    /// [`attend_paged`](crate::attention::cpu::attend_paged).
+    pub fn attend(
+        &self,
+        batch: &Batch,
+        layer: usize,
+        queries: &Queries<'_>,
+        config: &PagedAttend<'_>,
+    ) -> Result<Attended> {
+        let tables = self.pool.tables(&batch.members, layer)?;
+        let view = PagedView {
+            layout: self.pool.layout(),
+            raw: self.pool.config().raw,
+            codecs: self.codecs.as_ref().map(<[Codec; 2]>::each_ref),
+            tables: &tables,
+            slabs: PageClass::ALL.map(|class| self.slabs(class, layer)),
+        };
+        attend_paged(&view, queries, config)
     }
 
     /// Rows of one layer of a batch in rows of `tokens` tokens: raw rows as they are, packed rows
