@@ -267,3 +267,14 @@ fn a_device_lost_between_recording_and_submission() {
         assert!(submitted || matches!(saved, Err(Error::DeviceLost { .. })));
     }
 }
+
+#[test]
+fn queries_at_the_end_of_all_positions() {
+    let mut world = World::both(&config());
+    world.prompt(1, 40, Finish::All);
+    for (first, window) in [(u32::MAX, None), (u32::MAX - 1, Some(u32::MAX)), (0, Some(u32::MAX))] {
+        let ask = Ask { first: Some(vec![first]), window, ..Ask::newest(3, &[1]) };
+        world.attend(&[0], 0, &ask);
+    }
+    world.end();
+}
