@@ -206,5 +206,7 @@ fn layers_may_be_recorded_in_any_order() {
     }
     let [a, b] = worlds.each_mut().map(|world| world.show(0));
     assert_eq!(a, b);
-    worlds.into_iter().for_each(|world| drop(world.end()));
+    for world in worlds {
+        world.end();
+    }
 }
