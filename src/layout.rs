@@ -283,7 +283,7 @@ impl PageLayout {
     pub const fn scale_bytes(&self) -> usize {
         match self.format.metadata {
             Metadata::Half => 4 * self.chunk,
-            Metadata::Four => self.chunk + 8,
+            Metadata::Four => 2 * self.chunk.div_ceil(2) + 8,
         }
     }
 

@@ -5,6 +5,7 @@
 //! shapes that do not fit; only tests and `wgkv conformance` call it.
 
 pub mod attention;
+pub mod codec;
 pub mod nestedkv;
 pub mod nsnquant;
 

@@ -1,0 +1,312 @@
+//! Every combination of a codec's choices, held against the f64 judge.
+
+use half::f16;
+use proptest::prelude::*;
+use proptest::test_runner::{TestCaseError, TestRunner};
+use wgkv::judge::codec::{Faults, Length, Rules, check, decode, unpack};
+use wgkv::judge::widen;
+use wgkv::layout::{Bits, Family, Format, Metadata, PageLayout};
+use wgkv::nsnquant::{
+    Codebook, Codec, Codes, Gain, KeyScales, MeanDomain, Profile, Scheme, cpu, key_scale,
+};
+use wgkv::shape::{Dtype, Elements};
+
+use crate::generate::{DTYPES, KINDS, Kind, Random, rows, typed};
+
+/// What the judge must know of a codec.
+pub fn rules(codec: &Codec) -> Rules {
+    let (layout, scheme) = (codec.layout(), codec.scheme());
+    Rules {
+        d: layout.head_dim(),
+        r: layout.chunk(),
+        bits: layout.bits().get(),
+        plain: scheme.format.family == Family::Plain,
+        four: scheme.format.metadata == Metadata::Four,
+        length: match scheme.gain {
+            Gain::TokenNorm => Length::Token,
+            Gain::Unbiased => Length::Unbiased,
+            Gain::NormPreserving => Length::Norm,
+        },
+        turned: scheme.mean == MeanDomain::Hadamard,
+        seed: scheme.signs,
+    }
+}
+
+fn doubles(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|v| f64::from(*v)).collect()
+}
+
+pub fn codec_of(scheme: Scheme, dim: usize, chunk: usize) -> Codec {
+    Codec::with("data", dim, scheme, chunk, Codebook::builtin()).expect("a codec")
+}
+
+/// A scheme of any choices; unit books have no rate above 2 bits.
+fn scheme() -> impl Strategy<Value = Scheme> {
+    let gains = vec![Gain::TokenNorm, Gain::Unbiased, Gain::NormPreserving];
+    let format = (0..4usize, any::<bool>(), any::<bool>());
+    let rest = (prop::sample::select(gains), any::<bool>(), prop::option::of(any::<u32>()));
+    (format, rest).prop_map(|((bits, plain, four), (gain, turned, signs))| {
+        let family = if plain || bits > 1 { Family::Plain } else { Family::Unit };
+        let metadata = if four { Metadata::Four } else { Metadata::Half };
+        let mut scheme = Profile::Compat.scheme(Bits::ALL[bits]);
+        scheme.format = Format { bits: Bits::ALL[bits], family, metadata };
+        scheme.gain = gain;
+        scheme.mean = if turned { MeanDomain::Hadamard } else { MeanDomain::Plain };
+        scheme.signs = signs;
+        scheme
+    })
+}
+
+/// Most that a path may be off the judge; see [`Faults`]. Products are rounded to 2^-24 of them.
+pub const LIMITS: Faults = Faults { s1: 2e-3, o: 2e-2, s2: 1e-2, codes: 4e-6, grids: 1e-2 };
+
+pub fn within(faults: &Faults) -> bool {
+    let (f, l) = (faults, LIMITS);
+    f.s1 <= l.s1 && f.o <= l.o && f.s2 <= l.s2 && f.codes <= l.codes && f.grids <= l.grids
+}
+
+/// Holds pages against the rows that they were made of and restored rows against the judge's.
+pub fn judge(
+    label: &str,
+    codec: &Codec,
+    data: Elements<'_>,
+    starts: &[u32],
+    pages: &[u32],
+    restored: &[f32],
+    channels: Option<&[f16]>,
+) -> Result<Faults, String> {
+    let (layout, rules) = (codec.layout(), rules(codec));
+    let (dim, chunk) = (layout.head_dim(), layout.chunk());
+    let book = doubles(codec.book().values());
+    let x = widen(data);
+    let channels: Option<Vec<f64>> =
+        channels.map(|values| values.iter().map(|v| v.to_f64()).collect());
+    let mut worst = Faults::default();
+    for (number, (page, start)) in pages.chunks_exact(layout.words()).zip(starts).enumerate() {
+        let parts = unpack(&rules, page);
+        if parts.bytes != layout.data_bytes() {
+            return Err(format!("{label}: {} bytes, {}", parts.bytes, layout.data_bytes()));
+        }
+        let own = &x[*start as usize * dim..][..chunk * dim];
+        let faults = check(&rules, own, &parts, &book, channels.as_deref());
+        if !within(&faults) {
+            return Err(format!("{label} page {number}: {faults:?}"));
+        }
+        let (a, b) = (worst, faults);
+        worst = Faults {
+            s1: a.s1.max(b.s1),
+            o: a.o.max(b.o),
+            s2: a.s2.max(b.s2),
+            codes: a.codes.max(b.codes),
+            grids: a.grids.max(b.grids),
+        };
+        let expected = decode(&rules, &parts, &book, channels.as_deref());
+        let ours = &restored[number * chunk * dim..][..chunk * dim];
+        for (i, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
+            let [s1, s2, o] = &parts.parts;
+            let token = i / dim;
+            let top = o.iter().fold(0.0, |a: f64, v| a.max(v.abs())) * (dim as f64).sqrt();
+            let long = (dim as f64).sqrt() * 4.0;
+            let limit = 3e-6 * s1[token] * (s2[token] * long + top) + 1e-38;
+            let held = expected.clamp(-3.4e38, 3.4e38);
+            if !ours.is_finite() || (f64::from(*ours) - held).abs() > limit {
+                return Err(format!("{label} page {number} value {i}: {ours}, not {expected}"));
+            }
+        }
+    }
+    Ok(worst)
+}
+
+#[derive(Clone, Debug)]
+struct Call {
+    scheme: Scheme,
+    dim: usize,
+    chunk: usize,
+    dtype: Dtype,
+    kind: Kind,
+    scaled: bool,
+    seed: u64,
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let dims = vec![8usize, 24, 40, 64, 80, 112, 128];
+    let shape = (scheme(), prop::sample::select(dims), 2..=80usize);
+    let content = (prop::sample::select(DTYPES.to_vec()), prop::sample::select(KINDS.to_vec()));
+    (shape, content, any::<bool>(), any::<u64>()).prop_map(
+        |((scheme, dim, chunk), (dtype, kind), scaled, seed)| Call {
+            scheme,
+            dim,
+            chunk,
+            dtype,
+            kind,
+            scaled,
+            seed,
+        },
+    )
+}
+
+fn check_call(call: &Call) -> Result<(), String> {
+    let codec = codec_of(call.scheme, call.dim, call.chunk);
+    let mut random = Random(call.seed);
+    let values = rows(&mut random, call.kind, call.chunk + 3, call.dim);
+    let data = typed(&values, call.dtype);
+    let starts = [3, 0];
+    let label = format!("{call:?}");
+    let fault = |e: wgkv::Error| format!("{label}: {e}");
+    let scale = key_scale(data.elements(), call.dim, call.chunk).map_err(fault)?;
+    let scales = KeyScales { values: &scale, of_page: &[0, 0] };
+    let scales = call.scaled.then_some(&scales);
+    let pages = cpu::encode_scaled(&codec, data.elements(), &starts, scales).map_err(fault)?;
+    let restored = cpu::decode_scaled(&codec, &pages, scales).map_err(fault)?;
+    let codes = Codes::unpack(&codec, &pages).map_err(fault)?;
+    if codes.pack(&codec).map_err(fault)? != pages {
+        return Err(format!("{label}: codes do not pack to the same pages"));
+    }
+    let channels = call.scaled.then_some(scale.as_slice());
+    judge(&label, &codec, data.elements(), &starts, &pages, &restored, channels).map(|_| ())
+}
+
+#[test]
+fn every_combination_packs_as_the_judge_says() {
+    let config =
+        ProptestConfig { cases: 160, source_file: Some(file!()), ..ProptestConfig::default() };
+    TestRunner::new(config)
+        .run(&call(), |call| check_call(&call).map_err(TestCaseError::fail))
+        .unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Schemes with names, by what they are called.
+pub fn named() -> Vec<(&'static str, Scheme)> {
+    let tuned = |bits: usize| Profile::Tuned.scheme(Bits::ALL[bits - 1]);
+    let mut signed = tuned(2);
+    signed.signs = Some(20260);
+    vec![
+        ("compat 1", Profile::Compat.scheme(Bits::One)),
+        ("compat 2", Profile::Compat.scheme(Bits::Two)),
+        ("tuned 1", tuned(1)),
+        ("tuned 2", tuned(2)),
+        ("tuned 2, signs", signed),
+        ("tuned 3", tuned(3)),
+        ("tuned 4", tuned(4)),
+    ]
+}
+
+/// Chunks `[chunk, dim]` that leave a step with nothing to divide by.
+fn degenerate(chunk: usize, dim: usize) -> Vec<(&'static str, Vec<f32>)> {
+    let of = |f: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
+        (0..chunk).flat_map(|t| (0..dim).map(move |c| (t, c))).map(|(t, c)| f(t, c)).collect()
+    };
+    let noise = rows(&mut Random(31), Kind::Normal, chunk, dim);
+    let norm = |t: usize| noise[t * dim..(t + 1) * dim].iter().map(|v| v * v).sum::<f32>().sqrt();
+    vec![
+        ("zeros", of(&|_, _| 0.0)),
+        ("one value everywhere", of(&|_, _| 0.75)),
+        ("one token repeated", of(&|_, c| noise[c])),
+        ("equal norms", of(&|t, c| noise[t * dim + c] / norm(t))),
+        ("opposite tokens", of(&|t, c| if t % 2 == 0 { noise[c] } else { -noise[c] })),
+        ("one huge channel", of(&|t, c| noise[t * dim + c] * if c == 5 { 3e4 } else { 1.0 })),
+        ("one channel alone", of(&|t, c| if c == 3 { noise[t * dim] } else { 0.0 })),
+        ("one token among zeros", of(&|t, c| if t == 1 { noise[c] } else { 0.0 })),
+        ("beyond f16", of(&|t, c| noise[t * dim + c] * 1e30)),
+        ("smaller than any scale", of(&|t, c| noise[t * dim + c] * 1e-20)),
+        ("norms from 1e-6 to 1e6", of(&|t, c| noise[t * dim + c] * 10f32.powi(t as i32 % 13 - 6))),
+    ]
+}
+
+/// The error of a chunk is that of its scales' and means' grids, and the rate's own error of what
+/// they leave, whatever the chunk; no chunk gives a NaN or an infinity.
+#[test]
+fn degenerate_chunks_come_back_within_the_stated_error() {
+    let (dim, chunk) = (64, 64);
+    for (name, scheme) in named() {
+        let codec = codec_of(scheme, dim, chunk);
+        for (kind, values) in degenerate(chunk, dim) {
+            let data = Elements::F32(&values);
+            let pages = cpu::encode(&codec, data, &[0]).expect("a page");
+            let restored = cpu::decode(&codec, &pages).expect("rows");
+            let label = format!("{name}, {kind}");
+            judge(&label, &codec, data, &[0], &pages, &restored, None)
+                .unwrap_or_else(|e| panic!("{e}"));
+            let sum = |f: &dyn Fn(usize) -> f64| (0..values.len()).map(|i| f(i).powi(2)).sum();
+            let size: f64 = sum(&|i| f64::from(values[i]));
+            let error: f64 = sum(&|i| f64::from(restored[i]) - f64::from(values[i]));
+            let relative = if size > 0.0 { (error / size).sqrt() } else { error };
+            println!("{label}: relative error {relative:.2e}");
+            if kind == "zeros" {
+                assert!(restored.iter().all(|v| *v == 0.0), "{label}");
+            } else {
+                assert!(relative <= 1.0 || error <= 1e-30, "{label}: {relative}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bytes_are_those_of_the_specification() {
+    let layout = |bits, dim, chunk| {
+        let format = Profile::Tuned.scheme(bits).format;
+        PageLayout::with("data", dim, format, chunk).expect("a layout")
+    };
+    for bits in Bits::ALL {
+        let layout = layout(bits, 64, 64);
+        let metadata = 8 * (layout.data_bytes() - layout.code_bytes());
+        assert_eq!(metadata, 8 * 64 + 4 * 64 + 3 * 32, "0.21 bits a value");
+        assert_eq!(layout.code_bytes(), 64 * 64 * bits.get() / 8);
+        assert_eq!(layout.words() * 4, layout.data_bytes());
+        assert_eq!(layout.pieces() * layout.index_bits() % 32, 0, "tokens are whole words");
+    }
+    // 40 pieces of 6 bits a token: whole bytes, and words for 4 tokens.
+    let odd = layout(Bits::Three, 80, 5);
+    assert_eq!((odd.plane_words(), odd.code_bytes()), (38, 150));
+    let mut page = vec![0; odd.words()];
+    for piece in 0..5 * 40 {
+        odd.set_index(&mut page, piece, (piece * 37 % 64) as u8);
+    }
+    for piece in 0..5 * 40 {
+        assert_eq!(usize::from(odd.index(&page, piece)), piece * 37 % 64);
+    }
+    assert!(page[odd.plane_words()..].iter().all(|word| *word == 0));
+}
+
+#[test]
+fn named_profiles_are_what_they_say() {
+    let compat = Codec::new(
+        PageLayout::new("data", 64, Bits::Two, 64).expect("a layout"),
+        Codebook::builtin(),
+    );
+    let compat = compat.expect("a codec");
+    assert_eq!(*compat.scheme(), Profile::Compat.scheme(Bits::Two));
+    let error =
+        Codec::with("data", 64, Profile::Compat.scheme(Bits::Three), 64, Codebook::builtin());
+    assert!(matches!(error, Err(wgkv::Error::OutOfRange { argument: "bits", got: 3, max: 2, .. })));
+}
+
+#[test]
+fn a_key_scale_evens_out_channels_and_is_1_without_tokens() {
+    let (dim, chunk) = (64, 16);
+    let mut values = rows(&mut Random(8), Kind::Normal, 400, dim);
+    values.chunks_exact_mut(dim).for_each(|row| row[7] *= 16.0);
+    let scale = |tokens: usize| {
+        key_scale(Elements::F32(&values[..tokens * dim]), dim, chunk).expect("a scale")
+    };
+    assert!(scale(0).iter().all(|v| *v == f16::ONE));
+    assert!(scale(1).iter().all(|v| *v == f16::ONE), "one token is all mean");
+    let full = scale(400);
+    assert_eq!(full, scale(8 * chunk), "later tokens change it");
+    let ratio = full[7].to_f32() / full[8].to_f32();
+    assert!((2.7..4.0).contains(&ratio), "{ratio}: below the root of 16, for the prior");
+    let few = scale(3)[7].to_f32() / scale(3)[8].to_f32();
+    assert!(few > 1.0 && few < ratio, "{few}");
+    assert!(key_scale(Elements::F32(&[0.0; 640]), dim, chunk).expect("a scale")[0] == f16::ONE);
+    assert!(key_scale(Elements::F32(&[0.0; 63]), dim, chunk).is_err());
+
+    let codec = codec_of(Profile::Tuned.scheme(Bits::Two), dim, chunk);
+    let bad = |values: &[f16], of_page: &[u32]| {
+        let scales = KeyScales { values, of_page };
+        cpu::decode_scaled(&codec, &vec![0; codec.layout().words()], Some(&scales)).is_err()
+    };
+    let one = vec![f16::ONE; dim];
+    assert!(!bad(&one, &[0]));
+    assert!(bad(&one, &[1]) && bad(&one, &[]) && bad(&one[1..], &[0]));
+    assert!(bad(&vec![f16::NAN; dim], &[0]) && bad(&vec![f16::ZERO; dim], &[0]));
+}
