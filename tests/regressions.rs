@@ -7,7 +7,7 @@ use support::run;
 use wgkv::attention::{self, AttendConfig, CacheView, Queries};
 use wgkv::cache::Counters;
 use wgkv::cache::plan::{Frontier, Move};
-use wgkv::gpu::{DeviceTensor, Slice};
+use wgkv::gpu::{Context, ContextDescriptor, DeviceTensor, Recorder, Slice};
 use wgkv::half::f16;
 use wgkv::layout::{Bits, PageLayout};
 use wgkv::nestedkv::plan::{KeepPlan, head_floors};
@@ -304,4 +304,22 @@ fn rows_near_the_end_of_f32_come_back() {
 
 fn bytes(words: &[u32]) -> &[u8] {
     bytemuck::cast_slice(words)
+}
+
+#[test]
+fn a_device_lost_before_its_read_back_is_handed_out_is_no_panic() {
+    let (device, queue) = support::device(&wgpu::Limits::default());
+    let context = Context::new(&device, &queue, &ContextDescriptor::default()).unwrap();
+    let words = context.upload("words", &[7; 64]).unwrap();
+    let mut encoder = device.create_command_encoder(&Default::default());
+    let mut recorder = Recorder::new(&context, &mut encoder);
+    let readback = recorder.read_back(Slice::all(&words)).unwrap();
+    recorder.finish().unwrap();
+    queue.submit([encoder.finish()]);
+    device.destroy();
+    let _ = device.poll(wgpu::PollType::wait_indefinitely());
+    match pollster::block_on(readback) {
+        Ok(bytes) => assert_eq!(bytes, [7; 64]),
+        Err(error) => assert!(matches!(error, Error::DeviceLost { .. })),
+    }
 }
