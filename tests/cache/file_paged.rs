@@ -35,6 +35,9 @@ fn fetched(twin: &Twin, place: usize) -> Vec<Fetched> {
 
 /// What two caches hold is the same on each path, bit for bit.
 fn same(a: &Twin, b: &Twin) {
+    let all: Vec<usize> = (0..a.live.len()).collect();
+    let bits = |twin: &Twin| twin.attend(&all, 3).map(bytemuck::cast_vec::<f32, u32>);
+    assert_eq!(bits(a), bits(b), "attention");
     for place in 0..a.live.len() {
         assert_eq!(fetched(a, place), fetched(b, place), "{place}");
     }
