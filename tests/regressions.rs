@@ -7,6 +7,7 @@ use support::run;
 use wgkv::attention::{self, AttendConfig, CacheView, Queries};
 use wgkv::cache::Counters;
 use wgkv::cache::plan::{Frontier, Move};
+use wgkv::cache::pool::{Operation, Part, Pool, PoolConfig};
 use wgkv::gpu::{Context, ContextDescriptor, DeviceTensor, Recorder, Slice};
 use wgkv::half::f16;
 use wgkv::layout::{Bits, PageLayout};
@@ -322,4 +323,35 @@ fn a_device_lost_before_its_read_back_is_handed_out_is_no_panic() {
         Ok(bytes) => assert_eq!(bytes, [7; 64]),
         Err(error) => assert!(matches!(error, Error::DeviceLost { .. })),
     }
+}
+
+#[test]
+fn rows_beyond_any_budget_are_refused_without_lists_of_them() {
+    let config = PoolConfig {
+        layers: 80,
+        heads: 1,
+        head_dim_k: 8,
+        head_dim_v: 8,
+        bits: None,
+        chunk: 2,
+        sinks: 0,
+        recent: 0,
+        raw: Dtype::F16,
+        byte_budget: 1 << 20,
+        slab_bytes: 1 << 16,
+    };
+    let mut pool = Pool::new(config).unwrap();
+    let parts = [Part { sequence: pool.begin(), tokens: u32::MAX - 1 }];
+    let start = std::time::Instant::now();
+    for operation in
+        [Operation::Append { parts: &parts, flush: true }, Operation::Prefill { parts: &parts }]
+    {
+        let needs = pool.needs(&operation).unwrap();
+        assert!(!needs.fits() && needs.slab_bytes > 1 << 36);
+        assert!(matches!(
+            pool.plan(&operation),
+            Err(Error::OutOfBudget { needed, available: 0x10_0000 }) if needed == needs.slab_bytes
+        ));
+    }
+    assert!(start.elapsed().as_secs() < 5);
 }

@@ -12,6 +12,7 @@ use wgkv::wgpu;
 
 use crate::attend::Ask;
 use crate::laws::config;
+use crate::model::Data;
 use crate::support;
 use crate::twin::{Device, Twin, submit};
 use crate::world::{Finish, World, tell};
@@ -266,4 +267,22 @@ fn a_device_lost_between_recording_and_submission() {
         let saved = pollster::block_on(saving);
         assert!(submitted || matches!(saved, Err(Error::DeviceLost { .. })));
     }
+}
+
+#[test]
+fn queries_at_the_end_of_all_positions() {
+    let mut world = World::both(&config());
+    world.prompt(1, 40, Finish::All);
+    let ask = |first, window| Ask { first: Some(vec![first]), window, ..Ask::newest(3, &[1]) };
+    // Three query tokens end at the last position that a token can have.
+    let last = u32::MAX - 3;
+    for (first, window) in [(last, None), (last, Some(u32::MAX)), (0, Some(u32::MAX))] {
+        world.attend(&[0], 0, &ask(first, window));
+    }
+    let id = world.live[0].0;
+    let queries = Data::F32(vec![1.0; 4 * 3 * 16]);
+    let beyond =
+        world.on_both(|twin| twin.attend(&[id], 0, &ask(last + 1, None), &queries).map(drop));
+    assert!(matches!(beyond, Err(Error::OutOfRange { .. })), "{beyond:?}");
+    world.end();
 }

@@ -1,11 +1,15 @@
 //! What must not matter: how a prompt is cut, who else is in a batch, whether a prefix is shared, how
 //! many tokens come at once, in which order layers are recorded. Bits are equal on each path.
 
-use wgkv::cache::pool::PoolConfig;
+use wgkv::cache::pool::{Operation, Part, PoolConfig};
+use wgkv::cache::{cpu, gpu};
+use wgkv::gpu::Slice;
 use wgkv::layout::Bits;
 use wgkv::shape::Dtype;
 
 use crate::attend::Ask;
+use crate::model::Data;
+use crate::twin::submit;
 use crate::world::{Finish, World, tell};
 
 /// A pool of small pages, a few to a slab.
@@ -166,4 +170,43 @@ fn tokens_one_at_a_time_give_the_bits_of_all_at_once() {
     world.check();
     shown.push((world.show(place), world.attend(&[0], 1, &Ask::newest(1, &[1]))));
     assert!(shown.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn layers_may_be_recorded_in_any_order() {
+    let mut worlds = [World::both(&config()), World::both(&config())];
+    for (backwards, world) in worlds.iter_mut().enumerate() {
+        world.prompt(1, 40, Finish::Adaptive(20));
+        let rows = tell(world, Dtype::F16, &[(1, 40, 37)]);
+        let parts = [Part { sequence: world.live[0].0, tokens: 37 }];
+        let append = Operation::Append { parts: &parts, flush: true };
+        let layers = if backwards == 1 { [1, 0] } else { [0, 1] };
+
+        let step = world.host.cache.step(&append).unwrap();
+        for layer in layers {
+            let (keys, values) = (rows[layer].keys.elements(), rows[layer].values.elements());
+            let rows = Some(cpu::IncomingRows { keys, values });
+            world.host.cache.apply(&step, layer, rows).unwrap();
+        }
+        let device = world.device.as_mut().unwrap();
+        let step = device.cache.step(&append).unwrap();
+        let upload = |data: &Data| device.context.upload("rows", data.elements().bytes()).unwrap();
+        let buffers: Vec<_> =
+            rows.iter().map(|rows| [upload(&rows.keys), upload(&rows.values)]).collect();
+        submit(&device.context, |rec| {
+            layers.into_iter().try_for_each(|layer| {
+                let [keys, values] = buffers[layer].each_ref().map(Slice::all);
+                let rows = gpu::IncomingRows { keys, values, dtype: Dtype::F16 };
+                device.cache.record(rec, &step, layer, Some(rows))
+            })
+        })
+        .unwrap();
+        world.booked(0, 37, &rows);
+        world.check();
+    }
+    let [a, b] = worlds.each_mut().map(|world| world.show(0));
+    assert_eq!(a, b);
+    for world in worlds {
+        world.end();
+    }
 }

@@ -184,9 +184,9 @@ fn config() -> impl Strategy<Value = PoolConfig> {
     )
 }
 
-/// Programs to be run: `WGKV_CASES`, or so many.
-fn programs(usual: u32) -> u32 {
-    let set = std::env::var("WGKV_CASES").ok().and_then(|cases| cases.parse().ok());
+/// Programs to be run, as a variable sets them, or so many.
+fn programs(variable: &str, usual: u32) -> u32 {
+    let set = std::env::var(variable).ok().and_then(|cases| cases.parse().ok());
     set.unwrap_or(usual)
 }
 
@@ -212,7 +212,7 @@ static CLOSE: AtomicUsize = AtomicUsize::new(0);
 static APART: AtomicUsize = AtomicUsize::new(0);
 
 proptest! {
-    #![proptest_config(settings(120))]
+    #![proptest_config(settings(programs("WGKV_DEVICE_CASES", 400)))]
 
     #[test]
     fn lives_on_both_paths(
@@ -241,7 +241,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(settings(programs(2_000)))]
+    #![proptest_config(settings(programs("WGKV_CASES", 2_000)))]
 
     #[test]
     fn lives_on_the_host(
