@@ -26,7 +26,8 @@
 //! # Accuracy
 //! With u = 2^-23 (16 + |q| |k| scale), k being the longest key of the row: an output is within u
 //! times the row's largest value of f64 attention on the decoded row, and its log within u or 1e-6
-//! of it; a soft cap, which bends logits towards 0, adds nothing. The CPU path gives the same bits on every host and with any number of threads.
+//! of it; a soft cap, which bends logits towards 0, adds nothing. The CPU path gives the same bits
+//! on every host and with any number of threads.
 //!
 //! # Range
 //! A query is scaled by a power of two to a largest element of 2^-12 to 2^-11, so a dot product
