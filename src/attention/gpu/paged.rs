@@ -81,11 +81,7 @@ pub fn attend_paged(
     let plan = plan(tables.rows(), view.layout.head_dims(), queries, settings)?;
     let packed = !tables.class(PageClass::Packed).launches.is_empty();
     let book = match (packed, view.codebook, view.layout.packed()) {
-        (true, Some(book), Some(pages)) => {
-            // Refused here, before anything is recorded.
-            pages.iter().try_for_each(|page| book.first_four(page).map(|_| ()))?;
-            Some(book)
-        }
+        (true, Some(book), Some(_)) => Some(book),
         (true, ..) => return Err(Error::Empty { argument: "codebook" }),
         (false, ..) => None,
     };

@@ -55,8 +55,8 @@ pub(super) fn record(
             position_words: words,
             values_at: view.layout.values_offset(class) as u32,
             positions_at: view.layout.positions_offset(class) as u32,
-            key_book: book.first_four(keys)?,
-            value_book: book.first_four(values)?,
+            key_book: book.first_four(keys),
+            value_book: book.first_four(values),
             ..page_params(keys, values)
         },
         paged: units.params,
