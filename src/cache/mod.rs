@@ -17,5 +17,5 @@ pub mod pool;
 
 pub use config::CacheConfig;
 pub use counters::Counters;
-pub use paged::{FILL_ROWS, FetchRows};
+pub use paged::{Exported, FILL_ROWS, FetchRows};
 pub use plan::Frontier;

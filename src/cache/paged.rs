@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::pool::{Operation, Pool, SequenceId, SlabId, Step, Tables};
+use super::pool::{Load, Operation, Pool, SequenceId, SlabId, Snapshot, Step, Tables};
 use crate::error::{Error, Result};
 use crate::layout::pool::{PageClass, PageId, PoolLayout};
 use crate::nestedkv::plan::KeepPlan;
@@ -173,5 +173,102 @@ pub(super) fn prompt(pool: &Pool, operation: &Operation<'_>) -> u32 {
     match operation {
         Operation::Finish { sequence, .. } => pool.seen(*sequence).unwrap_or(0),
         _ => 0,
+    }
+}
+
+/// Whether two tables differ in counts of rows and next positions alone.
+pub(super) fn same_pages(a: &Tables, b: &Tables) -> bool {
+    a.sinks == b.sinks
+        && a.packed_offsets == b.packed_offsets
+        && a.packed == b.packed
+        && a.tail_offsets == b.tail_offsets
+        && a.tail == b.tail
+}
+
+/// Sequences out of a paged cache, as one of either path takes them in again: their tables, and for
+/// each layer and class ([`PageClass::index`]) the bytes of the pages, `[pages, words]`, in the order
+/// in which the tables number them.
+///
+/// What a page holds beside the rows of these sequences is of no meaning.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exported {
+    /// The tables.
+    pub snapshot: Snapshot,
+    /// The pages.
+    pub pages: Vec<[Vec<u8>; 3]>,
+}
+
+/// Plans an import; where slabs must make room for others, all empty ones go first, as they are named
+/// to `drop`.
+pub(super) fn plan_import(
+    pool: &mut Pool,
+    snapshot: &Snapshot,
+    pages: &[[&[u8]; 3]],
+    drop: impl FnOnce(Vec<SlabId>),
+) -> Result<Load> {
+    let load = pool.plan_load(snapshot)?;
+    let length = |argument, got: usize, expected: usize| {
+        if got == expected { Ok(()) } else { Err(Error::Length { argument, got, expected }) }
+    };
+    length("layers of pages", pages.len(), pool.config().layers)?;
+    for (layer, pages) in pages.iter().enumerate() {
+        for class in PageClass::ALL {
+            let expected = load.pages(class, layer).len() * pool.layout().bytes(class) as usize;
+            length("bytes of pages", pages[class.index()].len(), expected)?;
+        }
+    }
+    if load.dropped().is_empty() {
+        return Ok(load);
+    }
+    drop(pool.shrink());
+    pool.plan_load(snapshot)
+}
+
+/// Pages that lie side by side in a slab, and come one after the other in a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Neighbours {
+    pub(super) slab: u32,
+    /// First byte in the slab.
+    pub(super) offset: u64,
+    /// Bytes.
+    pub(super) size: u64,
+}
+
+/// A list of pages in runs of neighbours.
+pub(super) fn neighbours(
+    layout: &PoolLayout,
+    class: PageClass,
+    pages: &[PageId],
+) -> Vec<Neighbours> {
+    let size = layout.bytes(class);
+    let mut runs: Vec<Neighbours> = Vec::new();
+    for page in pages {
+        let slab = layout.slab_of(class, *page);
+        let offset = u64::from(layout.index_of(class, *page)) * size;
+        match runs.last_mut() {
+            Some(run) if run.slab == slab && run.offset + run.size == offset => run.size += size,
+            _ => runs.push(Neighbours { slab, offset, size }),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_side_by_side_come_as_one() {
+        let layout = PoolLayout::new(8, 8, None, 2, 0, 1 << 10).unwrap();
+        let bytes = layout.bytes(PageClass::Raw);
+        let page = |slab, index| layout.page(PageClass::Raw, slab, index);
+        let last = layout.pages_per_slab(PageClass::Raw) - 1;
+        let list = [page(0, 2), page(0, 3), page(0, 5), page(0, 4), page(0, last), page(1, 0)];
+        let run = |slab, index: u32, pages| {
+            let (offset, size) = (u64::from(index) * bytes, pages * bytes);
+            Neighbours { slab, offset, size }
+        };
+        let expected = [run(0, 2, 2), run(0, 5, 1), run(0, 4, 1), run(0, last, 1), run(1, 0, 1)];
+        assert_eq!(neighbours(&layout, PageClass::Raw, &list), expected);
     }
 }

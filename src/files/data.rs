@@ -42,4 +42,25 @@ impl Data {
             Self::Bf16(x) => x.iter().filter(|v| v.to_bits() & 0x7f80 == 0x7f80).count(),
         }
     }
+
+    /// Of every `held` elements the first `kept`: of `[heads, held tokens]` the first tokens.
+    #[must_use]
+    pub fn cut(self, held: usize, kept: usize) -> Self {
+        fn first<T: Copy>(mut all: Vec<T>, held: usize, kept: usize) -> Vec<T> {
+            let parts = all.len().checked_div(held).unwrap_or(0);
+            for part in 0..parts {
+                all.copy_within(part * held..part * held + kept, part * kept);
+            }
+            all.truncate(parts * kept);
+            all
+        }
+        if kept >= held {
+            return self;
+        }
+        match self {
+            Self::F32(x) => Self::F32(first(x, held, kept)),
+            Self::F16(x) => Self::F16(first(x, held, kept)),
+            Self::Bf16(x) => Self::Bf16(first(x, held, kept)),
+        }
+    }
 }

@@ -55,25 +55,20 @@ pub struct PromptCache {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Class of each layer's cache and the way in which the file says it.
-fn classes(header: &Header) -> Option<(MlxLm, Vec<&str>)> {
-    let line = |list: usize, index: usize| {
-        header.metadata.get(&format!("{list}.{index}")).map(String::as_str)
-    };
-    // The third list starts with an empty string where it says which tensors are scalars.
-    let (version, list) = match line(2, 0)? {
-        "" => (MlxLm::V0_32, 1),
-        _ => (MlxLm::V0_31, 2),
-    };
-    let classes: Vec<&str> = (0..).map_while(|index| line(list, index)).collect();
-    (!classes.is_empty()).then_some((version, classes))
-}
-
 impl PromptCache {
-    /// Class of each layer's cache as a header says it; `None` for a file that is no prompt cache
-    /// of mlx-lm.
-    pub fn classes(header: &Header) -> Option<Vec<&str>> {
-        classes(header).map(|(_, classes)| classes)
+    /// Class of each layer's cache as a header says it, and in the way of which version; `None` for
+    /// a file that is no prompt cache of mlx-lm.
+    pub fn classes(header: &Header) -> Option<(MlxLm, Vec<&str>)> {
+        let line = |list: usize, index: usize| {
+            header.metadata.get(&format!("{list}.{index}")).map(String::as_str)
+        };
+        // The third list starts with an empty string where it says which tensors are scalars.
+        let (version, list) = match line(2, 0)? {
+            "" => (MlxLm::V0_32, 1),
+            _ => (MlxLm::V0_31, 2),
+        };
+        let classes: Vec<&str> = (0..).map_while(|index| line(list, index)).collect();
+        (!classes.is_empty()).then_some((version, classes))
     }
 
     /// Whether the rows of a cache of this class can be read.
@@ -89,7 +84,7 @@ impl PromptCache {
     pub fn read(file: &[u8]) -> Result<Self> {
         let (header, start) = Header::read(file)?;
         let data = &file[start..];
-        let Some((version, classes)) = classes(&header) else {
+        let Some((version, classes)) = Self::classes(&header) else {
             let reason = "is no prompt cache of mlx-lm: its metadata name no classes";
             return Err(refuse(reason));
         };
@@ -144,7 +139,7 @@ impl PromptCache {
     }
 
     /// A cache without layers.
-    fn new([batch, heads, tokens, head_dim_k, head_dim_v]: [usize; 5]) -> Self {
+    pub(super) fn new([batch, heads, tokens, head_dim_k, head_dim_v]: [usize; 5]) -> Self {
         let (layers, metadata) = (Vec::new(), BTreeMap::new());
         Self { batch, heads, tokens, head_dim_k, head_dim_v, layers, metadata }
     }
@@ -283,12 +278,6 @@ fn tensor(
         return Err(refuse(format!("{name} has room for {held} tokens of {tokens}")));
     }
     let bytes = &data[entry.begin as usize..entry.end as usize];
-    let row = head_dim * dtype.bytes();
-    let data = if tokens == held {
-        Data::new(dtype, bytes)
-    } else {
-        let rows = bytes.chunks_exact(held * row).map(|head| &head[..tokens * row]);
-        Data::new(dtype, &rows.collect::<Vec<_>>().concat())
-    };
+    let data = Data::new(dtype, bytes).cut(held * head_dim, tokens * head_dim);
     Ok(([batch, heads, tokens, head_dim], data))
 }

@@ -5,7 +5,9 @@
 //! [`Error::File`], which says what is wrong with it; nothing is allocated that the file does not
 //! really hold.
 
+mod cpu;
 mod data;
+mod gpu;
 mod header;
 mod mlx;
 mod places;
@@ -13,7 +15,8 @@ mod saved;
 mod sniff;
 mod tables;
 
-use crate::error::Error;
+use crate::cache::pool::{Pool, PoolConfig, SequenceId};
+use crate::error::{Error, Result};
 
 pub use data::Data;
 pub use header::{Entry, FileDtype, Header, MAX_HEADER};
@@ -23,6 +26,73 @@ pub use sniff::looks_like;
 
 #[cfg(target_endian = "big")]
 compile_error!("tensors are read as they lie in the file, which is little-endian");
+
+/// Checks that a prompt cache has the shape of a pool and holds as much as it says.
+fn check_fits(config: &PoolConfig, cache: &PromptCache) -> Result<()> {
+    let of_pool = [
+        ("layers", cache.layers.len(), config.layers),
+        ("heads", cache.heads, config.heads),
+        ("head_dim_k", cache.head_dim_k, config.head_dim_k),
+        ("head_dim_v", cache.head_dim_v, config.head_dim_v),
+    ];
+    for (argument, got, expected) in of_pool {
+        if got != expected {
+            return Err(Error::Mismatch { argument, got, expected, reference: "the pool" });
+        }
+    }
+    let (got, max) = (cache.tokens as u64, u64::from(u32::MAX - 1));
+    if got > max {
+        return Err(Error::OutOfRange { argument: "tokens", got, min: 1, max });
+    }
+    for (argument, count) in [("batch", cache.batch), ("tokens", cache.tokens)] {
+        if count == 0 {
+            return Err(Error::Empty { argument });
+        }
+    }
+    let rows = cache.batch.checked_mul(cache.heads).and_then(|n| n.checked_mul(cache.tokens));
+    for layer in &cache.layers {
+        let sides =
+            [("keys", &layer.keys, cache.head_dim_k), ("values", &layer.values, cache.head_dim_v)];
+        for (argument, data, dim) in sides {
+            let expected = rows.and_then(|n| n.checked_mul(dim)).unwrap_or(usize::MAX);
+            let got = data.elements().len();
+            if got != expected {
+                return Err(Error::Length { argument, got, expected });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that sequences have all their rows and are of one length, and returns it: a prompt cache
+/// of mlx-lm knows no positions.
+fn check_whole(pool: &Pool, sequences: &[SequenceId]) -> Result<usize> {
+    let Some(first) = sequences.first() else {
+        return Err(Error::Empty { argument: "sequences" });
+    };
+    let tokens = pool.seen(*first)?;
+    for (index, id) in sequences.iter().enumerate() {
+        let seen = pool.seen(*id)?;
+        if seen != tokens {
+            let (got, expected) = (seen as usize, tokens as usize);
+            let (argument, reference) = ("tokens of a sequence", "the first sequence");
+            return Err(Error::Mismatch { argument, got, expected, reference });
+        }
+        for layer in 0..pool.config().layers {
+            for head in 0..pool.config().heads {
+                let got = pool.rows(*id, layer, head)?;
+                if got != seen {
+                    let argument = "a prompt cache of mlx-lm";
+                    return Err(Error::NotWhole { argument, index, layer, head, got, seen });
+                }
+            }
+        }
+    }
+    if tokens == 0 {
+        return Err(Error::Empty { argument: "tokens" });
+    }
+    Ok(tokens as usize)
+}
 
 fn refuse(reason: impl Into<String>) -> Error {
     Error::File { reason: reason.into() }

@@ -19,8 +19,8 @@
 //! | `evictions.positions` | `[sum]` | positions kept, of those that are known |
 //!
 //! The metadata hold `format`, `version`, the shape of the pool (`layers`, `heads`, `head_dim_k`,
-//! `head_dim_v`, `k_bits`, `v_bits`, `chunk`, `sinks`, `raw`), `codebook` (XXH3-128 of both books, or
-//! `none` where nothing is packed) and `checksum`: XXH3-128 of the whole file, in which the 32 digits
+//! `head_dim_v`, `profile`, `k_bits`, `v_bits`, `chunk`, `sinks`, `raw`), `codebook` (XXH3-128 of the
+//! books of keys and values, or `none` where nothing is packed) and `checksum`: XXH3-128 of the whole file, in which the 32 digits
 //! of the checksum itself count as `0`.
 //!
 //! Rows of a page that no sequence of the file holds are written as zeros: what other sequences left
@@ -36,6 +36,7 @@ use super::header::{FileDtype, Header};
 use super::places::check_positions;
 use super::tables::{self, List};
 use super::{refuse, shown};
+use crate::cache::Exported;
 use crate::cache::pool::{Pool, PoolConfig, Snapshot};
 use crate::error::{Error, Result};
 use crate::layout::Bits;
@@ -62,12 +63,13 @@ pub struct Saved<'a> {
 }
 
 /// What a pool must have in common with a file, as the metadata say it.
-fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 10] {
+fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 11] {
     let bits = |bits: Option<Bits>| bits.map_or("none".into(), |bits| bits.get().to_string());
-    let books = [Bits::One, Bits::Two].map(|bits| codebook.rows(bits));
-    let books = books.concat();
     let codebook = match config.bits {
-        Some(_) => digits(xxh3_128(bytemuck::cast_slice(&books))),
+        Some((keys, values)) => {
+            let books = [codebook.rows(keys), codebook.rows(values)].concat();
+            digits(xxh3_128(bytemuck::cast_slice(&books)))
+        }
         None => "none".into(),
     };
     [
@@ -75,6 +77,8 @@ fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String)
         ("heads", config.heads.to_string()),
         ("head_dim_k", config.head_dim_k.to_string()),
         ("head_dim_v", config.head_dim_v.to_string()),
+        // The one way of packing that pools know.
+        ("profile", "compat".into()),
         ("k_bits", bits(config.bits.map(|bits| bits.0))),
         ("v_bits", bits(config.bits.map(|bits| bits.1))),
         ("chunk", config.chunk.to_string()),
@@ -140,6 +144,15 @@ impl<'a> Saved<'a> {
         Ok(Self { snapshot, pages, words, heads: config.heads, metadata })
     }
 
+    /// Sequences that a paged cache of either path exported.
+    ///
+    /// # Errors
+    /// As [`Saved::new`].
+    pub fn of(config: &PoolConfig, codebook: &Codebook, exported: Exported) -> Result<Self> {
+        let pages = exported.pages.into_iter().map(|layer| layer.map(Cow::Owned)).collect();
+        Self::new(config, codebook, exported.snapshot, pages)
+    }
+
     /// The tables.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
@@ -149,6 +162,11 @@ impl<'a> Saved<'a> {
     /// number them; none for a layer that there is not.
     pub fn pages(&self, layer: usize, class: PageClass) -> &[u8] {
         self.pages.get(layer).map_or(&[], |pages| &pages[class.index()])
+    }
+
+    /// Bytes of the pages of each layer, by class.
+    pub(super) fn slices(&self) -> Vec<[&[u8]; 3]> {
+        self.pages.iter().map(|pages| pages.each_ref().map(|bytes| &**bytes)).collect()
     }
 
     /// The file's bytes.

@@ -37,6 +37,12 @@ impl Groups {
     }
 }
 
+/// Bytes in front of what is read back: the completion word.
+const READ_BACK_HEAD: u64 = 8;
+
+/// Bytes beyond which read-backs do not share a buffer.
+const STAGING_BYTES: u64 = 256 << 20;
+
 struct Pending {
     source: wgpu::Buffer,
     offset: u64,
@@ -242,7 +248,7 @@ impl<'a> Recorder<'a> {
     /// mapping for the submit. Returns the timings if anything was marked.
     ///
     /// # Errors
-    /// [`Error::DeviceLimit`] when the read-backs together exceed the largest buffer.
+    /// [`Error::DeviceLimit`] when a read-back exceeds the largest buffer.
     pub fn finish(mut self) -> Result<Option<Timing>> {
         self.pass = None;
         let timing = match self.timer.take() {
@@ -266,40 +272,51 @@ impl<'a> Recorder<'a> {
             Groups(1),
         )?;
         self.pass = None;
-        let total = 8 + self.pending.iter().map(|p| p.size.next_multiple_of(8)).sum::<u64>();
         let allowed = self.context.device().limits().max_buffer_size;
-        if total > allowed {
-            return Err(Error::DeviceLimit {
-                argument: "read-back",
-                limit: "max_buffer_size",
-                needed: total,
-                allowed,
-            });
-        }
-        let descriptor = wgpu::BufferDescriptor {
-            label: Some("wgkv read-back"),
-            size: total,
-            usage: wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ,
-            mapped_at_creation: false,
-        };
-        let staging = allocate(self.context.device(), "read-back", &descriptor)?;
-        self.encoder.copy_buffer_to_buffer(&word, 0, &staging, 0, 4);
-        let mut offset = 8;
-        let mut waiting = Vec::with_capacity(self.pending.len());
+        // What does not fit one buffer comes back in several.
+        let mut parts: Vec<(u64, Vec<Pending>)> = Vec::new();
         for pending in self.pending.drain(..) {
-            if pending.size > 0 {
-                self.encoder.copy_buffer_to_buffer(
-                    &pending.source,
-                    pending.offset,
-                    &staging,
-                    offset,
-                    pending.size,
-                );
+            let size = pending.size.next_multiple_of(8);
+            if READ_BACK_HEAD + size > allowed {
+                return Err(Error::DeviceLimit {
+                    argument: "read-back",
+                    limit: "max_buffer_size",
+                    needed: READ_BACK_HEAD + size,
+                    allowed,
+                });
             }
-            waiting.push((pending.shared, offset, pending.size));
-            offset += pending.size.next_multiple_of(8);
+            match parts.last_mut() {
+                Some((total, part)) if *total + size <= allowed.min(STAGING_BYTES) => {
+                    *total += size;
+                    part.push(pending);
+                }
+                _ => parts.push((READ_BACK_HEAD + size, vec![pending])),
+            }
         }
-        readback::schedule(self.encoder, &staging, nonce, waiting);
+        let mut staged = Vec::with_capacity(parts.len());
+        for (size, part) in parts {
+            let descriptor = wgpu::BufferDescriptor {
+                label: Some("wgkv read-back"),
+                size,
+                usage: wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ,
+                mapped_at_creation: false,
+            };
+            let staging = allocate(self.context.device(), "read-back", &descriptor)?;
+            staged.push((staging, part));
+        }
+        for (staging, part) in staged {
+            self.encoder.copy_buffer_to_buffer(&word, 0, &staging, 0, 4);
+            let mut offset = READ_BACK_HEAD;
+            let mut waiting = Vec::with_capacity(part.len());
+            for Pending { source, offset: from, size, shared } in part {
+                if size > 0 {
+                    self.encoder.copy_buffer_to_buffer(&source, from, &staging, offset, size);
+                }
+                waiting.push((shared, offset, size));
+                offset += size.next_multiple_of(8);
+            }
+            readback::schedule(self.encoder, &staging, nonce, waiting);
+        }
         Ok(timing)
     }
 }

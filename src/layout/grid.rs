@@ -35,7 +35,7 @@ impl Grid {
     }
 
     /// The grid of scales between `low` and `high`, both at least 0, in logs; it reaches down by
-    /// [`SCALE_RANGE`] at most. Without a scale above 0 all its scales are 0.
+    /// `SCALE_RANGE` at most. Without a scale above 0 all its scales are 0.
     pub fn of_scales(low: f32, high: f32) -> Self {
         if high > 0.0 {
             let top = log2(high);

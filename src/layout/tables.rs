@@ -50,7 +50,7 @@ pub struct Unit {
 /// tail, and how a row is cut depends on that row alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Units {
-    /// Units by class ([`PageClass::index`]).
+    /// Units by class ([`super::pool::PageClass::index`]).
     pub units: [Vec<Unit>; 3],
     /// First partial result of each row, and the number of all, `[rows + 1]`.
     pub offsets: Vec<u32>,

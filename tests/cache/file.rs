@@ -246,7 +246,7 @@ fn each_line_of_the_metadata_is_looked_at() {
     let config = world.pool.config();
     let (header, _) = Header::read(&bytes).unwrap();
     let metadata: BTreeMap<_, _> = header.metadata.clone();
-    assert_eq!(metadata.len(), 13);
+    assert_eq!(metadata.len(), 14);
     for (key, value) in metadata {
         let spoiled = sealed(&bytes, |header, _| {
             header["__metadata__"][&key] = format!("{value}1").into();
@@ -320,11 +320,17 @@ fn pools_of_another_shape_are_named() {
         assert_eq!(fault(&bytes, &config), expected);
     }
     let builtin = Codebook::builtin();
-    let mut signed = builtin.rows(Bits::One).to_vec();
-    signed.rotate_left(8);
-    let other = Codebook::new(&signed, builtin.rows(Bits::Two)).unwrap();
+    let turned = |bits| {
+        let mut rows = builtin.rows(bits).to_vec();
+        rows.rotate_left(8);
+        rows
+    };
+    let other = Codebook::new(builtin.rows(Bits::One), &turned(Bits::Two)).unwrap();
     let refused = Saved::read(&bytes, base, &other).unwrap_err().to_string();
     assert!(refused.starts_with("has codebook "), "{refused}");
+    // At 2 bits the book of 1 bit has no part in it.
+    let other = Codebook::new(&turned(Bits::One), builtin.rows(Bits::Two)).unwrap();
+    assert_eq!(Saved::read(&bytes, base, &other).unwrap(), saved(&world));
     // Where rows are packed later and what memory there is belongs to the pool, not to the file.
     let free = PoolConfig { recent: 40, byte_budget: 1, slab_bytes: 1 << 22, ..base.clone() };
     assert_eq!(read(&bytes, &free).unwrap(), saved(&world));

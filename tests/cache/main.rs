@@ -9,6 +9,10 @@ mod copy;
 mod fetch;
 #[cfg(feature = "files")]
 mod file;
+#[cfg(feature = "files")]
+mod file_mlx;
+#[cfg(feature = "files")]
+mod file_paged;
 mod golden;
 mod keep;
 mod layer;
@@ -26,6 +30,7 @@ mod restore;
 mod rows;
 #[path = "../support/mod.rs"]
 mod support;
+mod transfer;
 mod trials;
 mod twin;
 mod types;

@@ -56,6 +56,29 @@ fn adaptive_budgets_come_as_a_future() {
     twin.end();
 }
 
+#[test]
+fn members_of_a_batch_are_answered_as_alone() {
+    let mut twin = Twin::new(config());
+    let places = [3, 70, 0, 41].map(|tokens| {
+        let place = twin.begin(tokens);
+        twin.add(&[(place, tokens as u32)], true, false).unwrap();
+        twin.finish(place);
+        place
+    });
+    for tokens in [20, 1, 20, 1] {
+        twin.add(&places.map(|place| (place, tokens)), false, true).unwrap();
+        let together = twin.attend(&places, 2);
+        for (index, place) in places.into_iter().enumerate() {
+            let alone = twin.attend(&[place], 2);
+            for (together, alone) in together.iter().zip(&alone) {
+                let each = alone.len();
+                assert_eq!(together[index * each..(index + 1) * each], alone[..]);
+            }
+        }
+    }
+    twin.end();
+}
+
 /// A prompt that is evicted, forks that part, trims: all that moves rows.
 fn moves(config: PoolConfig) {
     let mut twin = Twin::new(config);

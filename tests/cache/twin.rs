@@ -3,6 +3,8 @@
 
 use half::f16;
 use wgkv::Result;
+use wgkv::attention::gpu::DeviceQueries;
+use wgkv::attention::{PagedAttend, Queries};
 use wgkv::cache::pool::{Keep, Operation, Part, PoolConfig, SequenceId};
 use wgkv::cache::{cpu, gpu};
 use wgkv::gpu::{Recorder, Slice};
@@ -186,6 +188,15 @@ impl Twin {
 
     /// Scores, evicts and packs a prompt, layer after layer.
     pub fn evict(&mut self, place: usize, config: &EvictConfig) {
+        self.evict_and_tell(place, config, true);
+    }
+
+    /// As [`Twin::evict`], without telling which positions stayed.
+    pub fn evict_untold(&mut self, place: usize, config: &EvictConfig) {
+        self.evict_and_tell(place, config, false);
+    }
+
+    fn evict_and_tell(&mut self, place: usize, config: &EvictConfig, tell: bool) {
         let sequence = self.live[place].0;
         for layer in 0..self.cpu.pool().config().layers {
             let host = self.cpu.evict(sequence, layer, config).unwrap();
@@ -203,8 +214,10 @@ impl Twin {
             };
             support::run(|rec| self.gpu.finish(rec, &eviction, &known)).unwrap();
             self.cpu.finish(&host).unwrap();
-            self.cpu.told(sequence, layer, &positions).unwrap();
-            self.gpu.told(sequence, layer, &positions).unwrap();
+            if tell {
+                self.cpu.told(sequence, layer, &positions).unwrap();
+                self.gpu.told(sequence, layer, &positions).unwrap();
+            }
             self.check_account();
         }
     }
@@ -258,6 +271,54 @@ impl Twin {
         device.1.truncate(rows * dims[1]);
         device.2.truncate(rows);
         [(halves(host.keys()), halves(host.values()), host.positions), device]
+    }
+
+    /// Answers of both paths to the newest `tokens` queries of each member, in every layer one after
+    /// the other in one recording; four query heads.
+    pub fn attend(&self, places: &[usize], tokens: usize) -> [Vec<f32>; 2] {
+        let members: Vec<_> = places.iter().map(|place| self.live[*place].0).collect();
+        let dims = self.cpu.pool().layout().head_dims();
+        let heads = 4;
+        let query = |place: &usize| {
+            let stream = self.live[*place].1;
+            (0..heads * tokens).flat_map(move |q| row(stream, 50, 0, q as u32, 0, dims[0]))
+        };
+        let data: Vec<f16> = places.iter().flat_map(query).collect();
+        let batch = members.len();
+        let queries =
+            Queries { data: Elements::F16(&data), batch, heads, tokens, head_dim: dims[0] };
+        let buffer = support::context().upload("queries", bytemuck::cast_slice(&data)).unwrap();
+        let device = DeviceQueries {
+            data: Slice::all(&buffer),
+            dtype: Dtype::F16,
+            batch,
+            heads,
+            tokens,
+            head_dim: dims[0],
+        };
+        let config = PagedAttend::default();
+        let layers = self.cpu.pool().config().layers;
+        let host_batch = self.cpu.batch(&members).unwrap();
+        let mut device_batch = self.gpu.batch(&members).unwrap();
+        let answers = support::run(|rec| {
+            (0..layers)
+                .map(|layer| self.gpu.attend(rec, &mut device_batch, layer, &device, &config))
+                .collect::<Result<Vec<_>>>()
+        })
+        .unwrap();
+        let mut both = [Vec::new(), Vec::new()];
+        for (layer, answer) in answers.iter().enumerate() {
+            let host = self.cpu.attend(&host_batch, layer, &queries, &config).unwrap();
+            let out: Vec<f32> = support::download_as(&answer.out);
+            for (a, b) in host.out.iter().zip(&out) {
+                assert!((a - b).abs() <= 2e-2, "layer {layer}: {a} against {b}");
+            }
+            if layer + 1 == layers {
+                both[0].extend(host.out);
+                both[1].extend(&out[..batch * heads * tokens * dims[1]]);
+            }
+        }
+        both
     }
 
     /// Checks one sequence against its stream: positions, raw rows bit for bit, packed rows nearly;

@@ -283,6 +283,44 @@ fn mlx_prompt_caches_are_read() {
     }
 }
 
+/// `tests/data/mlx` comes from mlx-lm itself: 0.32 (`_032`) writes all of the memory that it had and
+/// says how much of it counts.
+#[test]
+fn prompt_caches_of_every_mlx_lm_are_read_alike() {
+    let folder = Folder::new();
+    let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/mlx");
+    let path = |name: &str| data.join(format!("{name}.safetensors"));
+    for name in ["f16", "bf16", "layers"] {
+        for verb in ["evict", "quantize"] {
+            let outputs = ["031", "032"].map(|mark| {
+                let input = path(&format!("{name}_{mark}"));
+                std::fs::read(folder.run(verb, &input, "x.st", &CPU)).expect("there")
+            });
+            assert_eq!(outputs[0], outputs[1], "{verb} {name}");
+        }
+    }
+    let run = wgkv(["inspect".as_ref(), path("f16_032").as_os_str()]);
+    assert!(run.stdout.contains("an mlx-lm prompt cache"), "{}", run.stdout);
+    assert!(run.stdout.contains("layer 2: KVCache of 11 tokens"), "{}", run.stdout);
+    for mark in ["031", "032"] {
+        let input = path(&format!("rotating_{mark}"));
+        folder.refuses("evict", &input, &[], &["0.0", "RotatingKVCache"]);
+        let run = wgkv(["inspect".as_ref(), path(&format!("quantized_{mark}")).as_os_str()]);
+        assert!(run.stdout.contains("layer 0: QuantizedKVCache"), "{}", run.stdout);
+    }
+    folder.refuses("evict", &path("empty_032"), &[], &["0."]);
+}
+
+#[test]
+fn inspect_knows_saved_sequences() {
+    let folder = Folder::new();
+    let path = folder.write("s.st", &crate::support::saved_sequences());
+    let object = json("inspect", &path, &[]);
+    assert_eq!(object["kind"], "sequences of a paged cache");
+    assert_eq!(object["metadata"]["version"], "1");
+    folder.refuses("evict", &path, &[], &["sequences of a paged cache"]);
+}
+
 #[test]
 fn inspect_lists_tensors_and_bits() {
     let folder = Folder::new();

@@ -225,3 +225,37 @@ pub fn u32s(path: &Path, name: &str) -> Vec<u32> {
     assert_eq!(dtype, "U32", "{name}");
     bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
+
+/// A file of one saved sequence of 9 tokens.
+pub fn saved_sequences() -> Vec<u8> {
+    use wgkv::cache::pool::{Operation, Part, Pool, PoolConfig};
+    use wgkv::layout::pool::PageClass;
+    let config = PoolConfig {
+        layers: 1,
+        heads: 1,
+        head_dim_k: 8,
+        head_dim_v: 8,
+        bits: None,
+        chunk: 16,
+        sinks: 0,
+        recent: 0,
+        raw: wgkv::shape::Dtype::F16,
+        byte_budget: 1 << 20,
+        slab_bytes: 1 << 16,
+    };
+    let mut pool = Pool::new(config.clone()).expect("a pool");
+    let sequence = pool.begin();
+    let parts = [Part { sequence, tokens: 9 }];
+    let step = pool.plan(&Operation::Append { parts: &parts, flush: false }).expect("a plan");
+    pool.commit(step).expect("it is new");
+    let (snapshot, _) = pool.snapshot(&[sequence]).expect("it is there");
+    let layout = pool.layout();
+    let mut page = vec![0u32; layout.words(PageClass::Raw)];
+    let positions = layout.positions_offset(PageClass::Raw);
+    (0..9).for_each(|row| page[positions + row] = row as u32);
+    let page = bytemuck::cast_slice(&page).to_vec();
+    let pages = vec![[Vec::new().into(), Vec::new().into(), page.into()]];
+    let codebook = wgkv::nsnquant::Codebook::builtin();
+    let saved = wgkv::files::Saved::new(&config, &codebook, snapshot, pages);
+    saved.expect("it holds together").to_bytes()
+}

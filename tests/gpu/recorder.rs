@@ -433,3 +433,29 @@ fn the_baseline_runs_without_a_complaint() {
         assert_eq!(pollster::block_on(scope.pop()).map(|e| e.to_string()), None);
     }
 }
+
+#[test]
+fn read_backs_beyond_one_staging_buffer_come_in_several() {
+    const BYTES: usize = 64 << 20;
+    let context = support::context();
+    let pattern: Vec<u32> = (0..BYTES as u32 / 4).map(|n| n.wrapping_mul(0x9e37_79b9)).collect();
+    let buffer = context.upload("pattern", bytemuck::cast_slice(&pattern)).unwrap();
+    // 320 MiB, and small ones between that share a buffer with what is before them.
+    let parts = support::run(|recorder| {
+        (0..5u64)
+            .flat_map(|place| {
+                [Slice::all(&buffer), Slice { offset: 4 * place, size: 4, ..Slice::all(&buffer) }]
+            })
+            .map(|slice| recorder.read_back(slice))
+            .collect::<wgkv::Result<Vec<_>>>()
+    })
+    .unwrap();
+    for (place, part) in parts.into_iter().enumerate() {
+        let got = words(&support::wait(part));
+        if place % 2 == 0 {
+            assert!(got == pattern, "{place}");
+        } else {
+            assert_eq!(got, [pattern[place / 2]]);
+        }
+    }
+}

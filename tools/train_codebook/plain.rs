@@ -1,6 +1,6 @@
 //! Euclidean k-means over normal samples, for books whose rows have any norm.
 //!
-//! As in [`super::train`], the same seed gives the same bytes on every host and with any number of
+//! As in [`mod@super::train`], the same seed gives the same bytes on every host and with any number of
 //! threads.
 
 use super::train::Random;

@@ -1,6 +1,7 @@
 //! `inspect`: what a file holds.
 
 use serde_json::{Value, json};
+use wgkv::files::PromptCache;
 
 use crate::args::{Common, InspectArgs};
 use crate::file::{Fail, Source, shown};
@@ -22,10 +23,12 @@ pub fn run(args: &InspectArgs, common: &Common) -> Result<(), Fail> {
         }
     }
     let kind = Kind::of(header);
-    let mlx = header
-        .tensors
-        .keys()
-        .any(|name| !name.starts_with("layers.") && layer_tensor(name).is_some());
+    let classes = PromptCache::classes(header);
+    let mlx = classes.is_some()
+        || header
+            .tensors
+            .keys()
+            .any(|name| !name.starts_with("layers.") && layer_tensor(name).is_some());
     let words = if mlx { "an mlx-lm prompt cache" } else { kind.words() };
     let wanted = |name: &str| match (&common.layers, layer_tensor(name)) {
         (Some(list), Some((layer, _))) => list.contains(&layer),
@@ -59,6 +62,10 @@ pub fn run(args: &InspectArgs, common: &Common) -> Result<(), Fail> {
         return print(&object.to_string());
     }
     print(&format!("{}: {words}, {} bytes", source.name(), source.bytes()))?;
+    for (layer, class) in classes.iter().flat_map(|(_, classes)| classes.iter().enumerate()) {
+        let tokens = source.told(layer as u32).map(|tokens| format!(" of {tokens} tokens"));
+        print(&format!("  layer {layer}: {}{}", shown(class), tokens.unwrap_or_default()))?;
+    }
     for (key, value) in &header.metadata {
         print(&format!("  {} = {}", shown(key), readable(value)))?;
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
+use wgkv::files::PromptCache;
 use wgkv::shape::{Tensor, check_head_dim};
 
 use crate::file::{Data, Fail, Header, Source, shown};
@@ -31,6 +32,8 @@ pub enum Kind {
     Steps,
     /// Codebooks.
     Codebook,
+    /// Sequences of a paged cache.
+    Sequences,
     /// None of these.
     Unknown,
 }
@@ -45,7 +48,9 @@ impl Kind {
                 .keys()
                 .any(|name| layer_tensor(name).is_some_and(|(_, tensor)| names.contains(&tensor)))
         };
-        if format == Some("wgkv-packed") || layer(&["pages_offsets"]) {
+        if format == Some("wgkv-sequences") {
+            Self::Sequences
+        } else if format == Some("wgkv-packed") || layer(&["pages_offsets"]) {
             Self::Packed
         } else if layer(&["offsets"]) {
             Self::Evicted
@@ -83,6 +88,7 @@ impl Kind {
             Self::Heads => "a file of per-head scores",
             Self::Steps => "a file of replay steps",
             Self::Codebook => "a codebook",
+            Self::Sequences => "sequences of a paged cache",
             Self::Unknown => "a safetensors file without layers",
         }
     }
@@ -146,15 +152,12 @@ pub fn layers<R: Read + Seek>(
             }
         }
     }
-    for (&index, names) in &found {
+    if let Some((_, classes)) = PromptCache::classes(source.header()) {
         // mlx-lm says of each cache what it is; a ring has its rows in another order.
-        let class = source.header().metadata.get(&format!("2.{index}"));
-        if let (Some(class), Some(name)) = (class, names.get("k"))
-            && !name.starts_with("layers.")
-            && !matches!(class.as_str(), "KVCache" | "ConcatenateKVCache")
-        {
+        let other = classes.iter().enumerate().find(|(_, class)| !PromptCache::reads(class));
+        if let Some((layer, class)) = other {
             let message = format!("comes from a {}, only a KVCache is read", shown(class));
-            return Err(source.fail(name, message));
+            return Err(source.fail(&format!("{layer}.0"), message));
         }
     }
     if found.is_empty() {
@@ -212,7 +215,15 @@ impl Dense {
         }
         check_head_dim("head dim", shape[3])
             .map_err(|e| Fail::from(e).at(shown(name)).at(source.name()))?;
-        Ok((name.clone(), [shape[0], shape[1], shape[2], shape[3]]))
+        let tokens = match source.told(layer).filter(|_| !name.starts_with("layers.")) {
+            Some(0) => return Err(source.fail(name, "holds no tokens")),
+            Some(told) if told > shape[2] => {
+                let message = format!("has room for {} tokens of {told}", shape[2]);
+                return Err(source.fail(name, message));
+            }
+            told => told.unwrap_or(shape[2]),
+        };
+        Ok((name.clone(), [shape[0], shape[1], tokens, shape[3]]))
     }
 
     /// Reads a tensor of a layer; an error when it is missing.
@@ -223,7 +234,8 @@ impl Dense {
         tensor: &str,
     ) -> Result<Self, Fail> {
         let (name, [batch, heads, tokens, head_dim]) = Self::check(source, layer, names, tensor)?;
-        let (_, data) = source.floats(&name, 4)?;
+        let (shape, data) = source.floats(&name, 4)?;
+        let data = data.cut(shape[2] * head_dim, tokens * head_dim);
         let bad = data.nonfinite();
         if bad > 0 {
             say(&format!(

@@ -9,6 +9,7 @@ mod paged;
 mod pages;
 pub mod restore;
 pub mod rows;
+mod transfer;
 pub mod write;
 
 pub use flat::Flat;

@@ -10,6 +10,8 @@ use super::pages::Slabs;
 use super::restore::{restore, restore_dense};
 use super::rows::elements;
 use super::write::{Incoming, write};
+use crate::attention::cpu::{Attended, PagedView, attend_paged};
+use crate::attention::{PagedAttend, Queries};
 use crate::cache::paged::{self, FetchPlan};
 use crate::cache::pool::{Keep, LayerStep, Operation, Pool, PoolConfig, SequenceId, SlabId};
 use crate::error::{Error, Result};
@@ -106,10 +108,10 @@ impl Eviction {
 /// step at once.
 #[derive(Debug)]
 pub struct PagedCache {
-    pool: Pool,
+    pub(super) pool: Pool,
     codecs: Option<[Codec; 2]>,
     /// By layer and class.
-    slabs: Vec<[Vec<Option<Vec<u32>>>; 3]>,
+    pub(super) slabs: Vec<[Vec<Option<Vec<u32>>>; 3]>,
 }
 
 impl PagedCache {
@@ -196,7 +198,7 @@ impl PagedCache {
         Ok(step)
     }
 
-    fn open(&mut self, opened: &[SlabId]) {
+    pub(super) fn open(&mut self, opened: &[SlabId]) {
         for slab in opened {
             let words = (self.pool.layout().slab_bytes(slab.class) / 4) as usize;
             let slabs = &mut self.slabs[slab.layer as usize][slab.class.index()];
@@ -344,6 +346,31 @@ impl PagedCache {
         Ok(Batch { members: members.to_vec() })
     }
 
+    /// Attention of queries `[members, heads, tokens, head_dim_k]` over the rows that one layer of a
+    /// batch holds: sinks, packed pages and tail in one softmax. The answers of a member are the same
+    /// bits whatever else is in the batch.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`]; [`Error::OutOfRange`] for the layer; and as
+    /// [`attend_paged`](crate::attention::cpu::attend_paged).
+    pub fn attend(
+        &self,
+        batch: &Batch,
+        layer: usize,
+        queries: &Queries<'_>,
+        config: &PagedAttend<'_>,
+    ) -> Result<Attended> {
+        let tables = self.pool.tables(&batch.members, layer)?;
+        let view = PagedView {
+            layout: self.pool.layout(),
+            raw: self.pool.config().raw,
+            codecs: self.codecs.as_ref().map(<[Codec; 2]>::each_ref),
+            tables: &tables,
+            slabs: PageClass::ALL.map(|class| self.slabs(class, layer)),
+        };
+        attend_paged(&view, queries, config)
+    }
+
     /// Rows of one layer of a batch in rows of `tokens` tokens: raw rows as they are, packed rows
     /// decoded; to another type than the pages' by rounding to nearest even, finite values beyond the
     /// range becoming the largest of the type.
@@ -381,7 +408,7 @@ impl PagedCache {
     }
 }
 
-fn drop_slabs(slabs: &mut [[Vec<Option<Vec<u32>>>; 3]], dropped: Vec<SlabId>) {
+pub(super) fn drop_slabs(slabs: &mut [[Vec<Option<Vec<u32>>>; 3]], dropped: Vec<SlabId>) {
     for slab in dropped {
         slabs[slab.layer as usize][slab.class.index()][slab.slab as usize] = None;
     }

@@ -15,11 +15,13 @@ mod pages;
 pub mod restore;
 pub mod rows;
 mod slabs;
+mod transfer;
 pub mod write;
 
 pub use flat::Flat;
 pub use paged::{Batch, Counts, Eviction, Fetch, PagedCache, Step};
 pub use pages::{List, Slab};
+pub use transfer::Exporting;
 pub use write::Incoming as IncomingRows;
 
 use std::sync::Arc;

@@ -9,6 +9,10 @@ use super::restore::Dense;
 use super::slabs::{self, Slabs};
 use super::write::Incoming;
 use super::{copy, fetch, keep, pack, restore, write};
+use crate::attention::PagedAttend;
+use crate::attention::gpu::{
+    DeviceAttended, DevicePagedView, DeviceQueries, DeviceTables, attend_paged,
+};
 use crate::cache::paged::{self, FetchPlan};
 use crate::cache::pool::{Keep, Operation, Pool, PoolConfig, SequenceId, Tables};
 use crate::error::{Error, Result};
@@ -17,7 +21,7 @@ use crate::layout::pool::PageClass;
 use crate::nestedkv::gpu::{DeviceKept, check_limits, keep as select, score};
 use crate::nestedkv::{Budget, EvictConfig};
 use crate::nsnquant::Codebook;
-use crate::nsnquant::gpu::DeviceCodec;
+use crate::nsnquant::gpu::{DeviceCodebook, DeviceCodec};
 use crate::shape::Dtype;
 
 use super::pages::{List, words};
@@ -63,6 +67,7 @@ impl Step {
 pub struct Batch {
     pub(in crate::cache) members: Vec<SequenceId>,
     fetched: Option<FetchLists>,
+    attended: Option<(Tables, DeviceTables)>,
 }
 
 impl Batch {
@@ -148,10 +153,11 @@ impl Counts {
 /// recording needs beside them goes with it.
 #[derive(Debug)]
 pub struct PagedCache {
-    context: Context,
-    pool: Pool,
+    pub(super) context: Context,
+    pub(super) pool: Pool,
     codecs: Option<[DeviceCodec; 2]>,
-    slabs: Arc<Slabs>,
+    codebook: Option<DeviceCodebook>,
+    pub(super) slabs: Arc<Slabs>,
 }
 
 impl PagedCache {
@@ -178,8 +184,12 @@ impl PagedCache {
             }
             None => None,
         };
+        let codebook = match &codecs {
+            Some(_) => Some(DeviceCodebook::new(context, &codebook)?),
+            None => None,
+        };
         let slabs = Arc::new(Slabs::new(pool.config().layers));
-        Ok(Self { context: context.clone(), pool, codecs, slabs })
+        Ok(Self { context: context.clone(), pool, codecs, codebook, slabs })
     }
 
     /// The account: lengths, positions, needs, figures.
@@ -446,7 +456,45 @@ impl PagedCache {
     /// [`Error::UnknownSequence`].
     pub fn batch(&self, members: &[SequenceId]) -> Result<Batch> {
         members.iter().try_for_each(|id| self.pool.seen(*id).map(drop))?;
-        Ok(Batch { members: members.to_vec(), fetched: None })
+        Ok(Batch { members: members.to_vec(), fetched: None, attended: None })
+    }
+
+    /// Records the attention of queries `[members, heads, tokens, head_dim_k]` over the rows that one
+    /// layer of a batch holds now: sinks, packed pages and tail in one softmax. The answers of a
+    /// member are the same bits whatever else is in the batch.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`]; [`Error::OutOfRange`] for the layer; and as
+    /// [`attend_paged`](crate::attention::gpu::attend_paged).
+    pub fn attend(
+        &self,
+        rec: &mut Recorder<'_>,
+        batch: &mut Batch,
+        layer: usize,
+        queries: &DeviceQueries<'_>,
+        config: &PagedAttend<'_>,
+    ) -> Result<DeviceAttended> {
+        let tables = self.pool.tables(&batch.members, layer)?;
+        let layout = self.pool.layout();
+        // Layers that hold the same rows share the lists, and so do steps that needed no page.
+        let uploaded = match batch.attended.take() {
+            Some((before, uploaded)) if before == tables => uploaded,
+            Some((before, uploaded)) if paged::same_pages(&before, &tables) => {
+                let Tables { next, sink_rows, tail_rows, .. } = &tables;
+                uploaded.recounted(rec.context(), next, sink_rows, tail_rows)?
+            }
+            _ => DeviceTables::new(rec.context(), layout, &tables)?,
+        };
+        let view = DevicePagedView {
+            layout,
+            raw: self.pool.config().raw,
+            codebook: self.codebook.as_ref(),
+            tables: &uploaded,
+            slabs: PageClass::ALL.map(|class| self.slabs.of(class, layer)),
+        };
+        let attended = attend_paged(rec, &view, queries, config);
+        batch.attended = Some((tables, uploaded));
+        attended
     }
 
     /// Records the rows of one layer of a batch into dense tensors: the rows of each head by ascending

@@ -1,11 +1,12 @@
 //! A safetensors file opened for reading. The header is read and checked at once, tensors when they
 //! are asked for; nothing is ever allocated that the file does not really hold.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use wgkv::files::{Data, Entry, FileDtype, Header, looks_like, shown};
+use wgkv::files::{Data, Entry, FileDtype, Header, MlxLm, PromptCache, looks_like, shown};
 
 use super::fail::Fail;
 
@@ -17,6 +18,8 @@ pub struct Source<R = File> {
     header: Header,
     data_start: u64,
     bytes: u64,
+    /// Tokens in the tensors of a layer, where a prompt cache of mlx-lm says it.
+    told: BTreeMap<u32, usize>,
 }
 
 impl Source {
@@ -46,7 +49,34 @@ impl<R: Read + Seek> Source<R> {
         let name = name.into();
         let (header, data_start, bytes) =
             open(&mut reader).map_err(|why| Fail::input(why).at(shown(&name)))?;
-        Ok(Self { name, reader, header, data_start, bytes })
+        let mut source = Self { name, reader, header, data_start, bytes, told: BTreeMap::new() };
+        source.told = source.read_told()?;
+        Ok(source)
+    }
+
+    /// Since 0.32 the tensors of mlx-lm are as long as its memory was, and a scalar beside them says
+    /// what is in it.
+    fn read_told(&mut self) -> Result<BTreeMap<u32, usize>, Fail> {
+        let Some((MlxLm::V0_32, classes)) = PromptCache::classes(&self.header) else {
+            return Ok(BTreeMap::new());
+        };
+        let counted = (0..).zip(classes).filter(|(_, class)| *class == "KVCache");
+        let layers: Vec<u32> = counted.map(|(layer, _)| layer).collect();
+        let mut told = BTreeMap::new();
+        for layer in layers {
+            let name = format!("{layer}.2");
+            let (_, count) = self.exactly::<i32>(&name, FileDtype::I32, 0)?;
+            let count = usize::try_from(count[0]).map_err(|_| {
+                self.fail(&name, format!("is {}, expected a number of tokens", count[0]))
+            })?;
+            told.insert(layer, count);
+        }
+        Ok(told)
+    }
+
+    /// Tokens in the tensors of a layer, where they may be longer.
+    pub fn told(&self, layer: u32) -> Option<usize> {
+        self.told.get(&layer).copied()
     }
 
     /// The name of the file in messages.
