@@ -7,7 +7,7 @@ use half::f16;
 use super::codebook::{Book, Codebook, square_sum};
 use super::hadamard::Hadamard;
 use crate::error::{Error, Result};
-use crate::layout::{Gain, MeanDomain, Metadata, PIECE, PageLayout, Profile, Scheme};
+use crate::layout::{Gain, MeanDomain, Metadata, PIECE, PageLayout, Scheme};
 
 /// Smallest scale of a token: a row of zeros divides by it (arXiv 2505.18231, section 4.1).
 pub(crate) const MIN_SCALE: f32 = 1e-8;
@@ -146,20 +146,6 @@ impl Codec {
         }
         if self.scheme().mean == MeanDomain::Hadamard {
             self.hadamard.inverse(out);
-        }
-    }
-
-    /// Checks that the scheme is that of [`Profile::Compat`], for what takes no other.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] otherwise.
-    pub(crate) fn check_compat(&self, argument: &'static str) -> Result<()> {
-        let bits = self.layout.bits();
-        if self.scheme() == Profile::Compat.scheme(bits) {
-            Ok(())
-        } else {
-            let got = bits.get() as f64;
-            Err(Error::Parameter { argument, got, expected: "a rate of the compat profile" })
         }
     }
 
