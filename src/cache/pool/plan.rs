@@ -53,6 +53,9 @@ pub(super) struct Planner<'a> {
     layers: Vec<LayerStep>,
     source_rows: u32,
     changes: Changes,
+    /// Pages and bytes of them of an operation that no budget left could hold, whose lists would be
+    /// as long as they are in vain.
+    beyond: Option<(u64, u64)>,
     chunk: u32,
     sinks: u32,
     heads: usize,
@@ -69,6 +72,7 @@ impl<'a> Planner<'a> {
             layers: vec![LayerStep::default(); pool.config.layers],
             source_rows: 0,
             changes: Changes::default(),
+            beyond: None,
             chunk: pool.layout.chunk() as u32,
             sinks: pool.layout.sinks() as u32,
             heads: pool.config.heads,
@@ -124,6 +128,10 @@ impl<'a> Planner<'a> {
             min: 0,
             max: u64::from(u32::MAX),
         })?;
+        self.beyond = self.beyond(parts);
+        if self.beyond.is_some() {
+            return Ok(());
+        }
         let mut source = 0;
         for ((part, sequence), member) in parts.iter().zip(members).zip(0..) {
             let tokens = part.tokens;
@@ -147,6 +155,19 @@ impl<'a> Planner<'a> {
             });
         }
         Ok(())
+    }
+
+    /// The raw pages that rows need at least, and their bytes, if the whole budget is less.
+    fn beyond(&self, parts: &[Part]) -> Option<(u64, u64)> {
+        let pages = |part: &Part| {
+            // Sinks, and what a last page still holds, take the first rows.
+            let rows = part.tokens.saturating_sub(self.sinks + self.chunk - 1);
+            u64::from(rows.div_ceil(self.chunk))
+        };
+        let heads = (self.heads * self.layers.len()) as u64;
+        let pages = parts.iter().map(pages).sum::<u64>().saturating_mul(heads);
+        let bytes = pages.saturating_mul(self.pool.layout.bytes(PageClass::Raw));
+        (bytes > self.pool.config.byte_budget).then_some((pages, bytes))
     }
 
     /// Adds rows to one head.
@@ -449,12 +470,16 @@ impl<'a> Planner<'a> {
     }
 
     fn into_step(self) -> Step {
-        let Self { pool, pickers, mut layers, mut changes, .. } = self;
+        let Self { pool, pickers, mut layers, mut changes, beyond, .. } = self;
         let layout = &pool.layout;
         for layer in &mut layers {
             sort(layout, layer);
         }
-        let Slabs { opened, dropped, needs } = Slabs::new(pool, &pickers);
+        let Slabs { opened, dropped, mut needs } = Slabs::new(pool, &pickers);
+        if let Some((pages, bytes)) = beyond {
+            needs.pages[PageClass::Raw.index()] = pages;
+            needs.slab_bytes = bytes;
+        }
         changes.taken = picked(pickers);
         Step {
             revision: pool.revision,
