@@ -367,7 +367,15 @@ fn packed_page(
         if own.owns {
             let count = min(tokens - tile, SOFTMAX_LANES);
             var sums = (*run).sums;
-            for (var t = own.group; t < count; t += params.attend.groups) {
+            let groups = params.attend.groups;
+            var t = own.group;
+            for (; t + groups < count; t += 2u * groups) {
+                let a = packed_piece(page, tile + t, own.piece);
+                let b = packed_piece(page, tile + t + groups, own.piece);
+                sums = attend_add(sums, attend_weight[t], a);
+                sums = attend_add(sums, attend_weight[t + groups], b);
+            }
+            if t < count {
                 sums = attend_add(sums, attend_weight[t], packed_piece(page, tile + t, own.piece));
             }
             (*run).sums = sums;
