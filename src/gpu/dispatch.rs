@@ -115,8 +115,9 @@ impl<'a> Recorder<'a> {
     /// # Errors
     /// [`Error::Length`] when the number of slices is not that of the kernel's bindings;
     /// [`Error::DeviceLimit`] for a slice above the binding limit or too many workgroups;
-    /// [`Error::BufferUsage`] for a buffer without `STORAGE` (or `UNIFORM`, for a constant); [`Error::Offsets`] for a slice that
-    /// is misaligned or outside its buffer.
+    /// [`Error::BufferUsage`] for a buffer without `STORAGE` (or `UNIFORM`, for a constant);
+    /// [`Error::Offsets`] for a slice that is misaligned or outside its buffer, and for one that lies
+    /// in memory that the kernel writes through another.
     pub fn dispatch<P: Params>(
         &mut self,
         kernel: &'static Kernel,
@@ -138,6 +139,7 @@ impl<'a> Recorder<'a> {
         for (slice, binding) in slices.iter().zip(kernel.bindings) {
             check_slice(*binding, slice, &limits)?;
         }
+        check_apart(kernel.bindings, slices)?;
         if width == 0 {
             return Ok(());
         }
@@ -386,6 +388,30 @@ fn check_slice(binding: Binding, slice: &Slice<'_>, limits: &wgpu::Limits) -> Re
     }
     if slice.offset.checked_add(slice.size).is_none_or(|end| end > slice.buffer.size()) {
         return fault(1, slice.offset.saturating_add(slice.size), "an end within the buffer");
+    }
+    Ok(())
+}
+
+/// Refuses what WebGPU refuses when it is too late to say so: a buffer that one dispatch reads and
+/// writes, and two slices to be written that overlap.
+fn check_apart(bindings: &[Binding], slices: &[Slice<'_>]) -> Result<()> {
+    let writes = |binding: &Binding| matches!(binding, Binding::Write(_));
+    for (at, (binding, slice)) in bindings.iter().zip(slices).enumerate() {
+        for (other, before) in bindings.iter().zip(slices).take(at) {
+            let apart = match (writes(binding), writes(other)) {
+                (false, false) => true,
+                (true, true) => {
+                    slice.offset >= before.offset + before.size
+                        || before.offset >= slice.offset + slice.size
+                }
+                _ => false,
+            };
+            if !apart && slice.buffer == before.buffer {
+                let (argument, got) = (binding.name(), slice.offset);
+                let expected = "memory that no other binding of the kernel writes";
+                return Err(Error::Offsets { argument, index: 0, got, expected });
+            }
+        }
     }
     Ok(())
 }
