@@ -155,7 +155,7 @@ fn main(
     }
     let sum = total(lane, part);
     if slots.y < slots.z {
-        hadamard_apply(lane, HADAMARD_BACK);
+        hadamard_back(lane);
     }
     // A query that sees no key has the sum 0; the quotient must not be.
     let seen = top > UNSEEN;
