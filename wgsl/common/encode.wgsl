@@ -150,19 +150,64 @@ fn dot8(a: Piece, low: vec4<f32>, high: vec4<f32>) -> f32 {
     return sum + a.high.w * high.w;
 }
 
-// Indices of the centroids with the largest dot products, the first of equals.
+struct Nearest {
+    dots: vec2<f32>,
+    index: vec2<u32>,
+}
+
+fn nearer(best: Nearest, row: u32, a: Piece, b: Piece) -> Nearest {
+    let low = book[2u * row];
+    let high = book[2u * row + 1u];
+    let dots = vec2<f32>(dot8(a, low, high), dot8(b, low, high));
+    let better = dots > best.dots;
+    let rows = vec2<u32>(row);
+    return Nearest(select(best.dots, dots, better), select(best.index, rows, better));
+}
+
+// Indices of the centroids with the largest dot products, the first of equals. Four at a time, as
+// all loops below go in larger steps: llvmpipe lets an invocation go round its loops 65,535 times in
+// all, and leaves them without a word after that; the largest chunks would need twice as many.
 fn nearest(a: Piece, b: Piece) -> vec2<u32> {
-    var best = vec2<f32>(-3e38);
-    var index = vec2<u32>(0u);
-    for (var row = 0u; row < 256u; row++) {
-        let low = book[2u * row];
-        let high = book[2u * row + 1u];
-        let dots = vec2<f32>(dot8(a, low, high), dot8(b, low, high));
-        let better = dots > best;
-        best = select(best, dots, better);
-        index = select(index, vec2<u32>(row), better);
+    var best = Nearest(vec2<f32>(-3e38), vec2<u32>(0u));
+    for (var row = 0u; row < 256u; row += 4u) {
+        best = nearer(best, row, a, b);
+        best = nearer(best, row + 1u, a, b);
+        best = nearer(best, row + 2u, a, b);
+        best = nearer(best, row + 3u, a, b);
     }
-    return index;
+    return best.index;
+}
+
+// Sum of the pieces of a token in their order.
+fn token_sum(token: u32) -> f32 {
+    let at = token * PIECES;
+    var sum = 0.0;
+    for (var p = 0u; p < PIECES; p += 4u) {
+        sum += bitcast<f32>(wg_piece[at + p]);
+        if p + 1u < PIECES {
+            sum += bitcast<f32>(wg_piece[at + p + 1u]);
+        }
+        if p + 2u < PIECES {
+            sum += bitcast<f32>(wg_piece[at + p + 2u]);
+        }
+        if p + 3u < PIECES {
+            sum += bitcast<f32>(wg_piece[at + p + 3u]);
+        }
+    }
+    return sum;
+}
+
+// Largest of the pieces of a token, and of `least`.
+fn token_top(token: u32, least: u32) -> u32 {
+    let at = token * PIECES;
+    let last = at + PIECES - 1u;
+    var top = least;
+    for (var p = at; p <= last; p += 4u) {
+        let low = max(wg_piece[p], wg_piece[min(p + 1u, last)]);
+        let high = max(wg_piece[min(p + 2u, last)], wg_piece[min(p + 3u, last)]);
+        top = max(top, max(low, high));
+    }
+    return top;
 }
 
 fn half_bits(value: f32) -> u32 {
@@ -189,11 +234,7 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
         wg_piece[place.y] = max(top_bits(b.low), top_bits(b.high));
         workgroupBarrier();
         for (var t = lane; t < BATCH; t += LANES) {
-            var top = 64u << 23u;
-            for (var p = 0u; p < PIECES; p++) {
-                top = max(top, wg_piece[t * PIECES + p]);
-            }
-            wg_token[t] = top >> 23u;
+            wg_token[t] = token_top(t, 64u << 23u) >> 23u;
         }
         workgroupBarrier();
         let up_a = bitcast<f32>((255u - wg_token[min(token.x, BATCH - 1u)]) << 23u);
@@ -202,10 +243,7 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
         wg_piece[place.y] = bitcast<u32>(square_sum(Piece(b.low * up_b, b.high * up_b)));
         workgroupBarrier();
         for (var t = lane; t < BATCH; t += LANES) {
-            var square = 0.0;
-            for (var p = 0u; p < PIECES; p++) {
-                square += bitcast<f32>(wg_piece[t * PIECES + p]);
-            }
+            let square = token_sum(t);
             if first + t < chunk {
                 let down = bitcast<f32>((wg_token[t] - 1u) << 23u);
                 let rms = min(sqrt(square / f32(HEAD_DIM)), BELOW_FOUR);
@@ -258,10 +296,7 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
         wg_piece[place.y] = bitcast<u32>(square_sum(b));
         workgroupBarrier();
         for (var t = lane; t < BATCH; t += LANES) {
-            var square = 0.0;
-            for (var p = 0u; p < PIECES; p++) {
-                square += bitcast<f32>(wg_piece[t * PIECES + p]);
-            }
+            let square = token_sum(t);
             wg_token[t] = bitcast<u32>(max(sqrt(square / f32(HEAD_DIM)), MIN_SCALE));
         }
         workgroupBarrier();

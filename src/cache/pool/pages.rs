@@ -1,5 +1,7 @@
 //! Which pages are held, by how many, and which slabs there are.
 
+use std::collections::HashSet;
+
 use crate::layout::pool::{PageClass, PageId, PoolLayout};
 
 /// The pages of one slab.
@@ -71,6 +73,16 @@ impl Pages {
     pub(super) fn empty_slabs(&self) -> impl Iterator<Item = u32> + '_ {
         let empty = |slab: &Option<Slab>| slab.as_ref().is_some_and(|slab| slab.used == 0);
         self.slabs.iter().zip(0..).filter(move |(slab, _)| empty(slab)).map(|(_, number)| number)
+    }
+
+    /// Slabs that must be made for so many pages more, and empty ones that these leave alone.
+    pub(super) fn room(&self, layout: &PoolLayout, mut pages: u64) -> (u64, u64) {
+        let mut unused = 0;
+        for slab in self.slabs.iter().flatten() {
+            unused += u64::from(pages == 0 && slab.used == 0);
+            pages = pages.saturating_sub((slab.refs.len() - slab.used as usize) as u64);
+        }
+        (pages.div_ceil(u64::from(layout.pages_per_slab(self.class)).max(1)), unused)
     }
 
     /// Owners of a page.
@@ -150,12 +162,12 @@ pub(super) struct Picker<'a> {
     pub(super) opened: Vec<u32>,
     /// Pages chosen.
     pub(super) picked: Vec<PageId>,
-    touched: Vec<u32>,
+    touched: HashSet<u32>,
 }
 
 impl<'a> Picker<'a> {
     pub(super) fn new(pages: &'a Pages, layout: &'a PoolLayout) -> Self {
-        let (opened, picked, touched) = (Vec::new(), Vec::new(), Vec::new());
+        let (opened, picked, touched) = (Vec::new(), Vec::new(), HashSet::new());
         Self { pages, layout, slab: 0, index: 0, opened, picked, touched }
     }
 
@@ -189,9 +201,7 @@ impl<'a> Picker<'a> {
     fn found(&mut self, slab: u32, index: u32) -> PageId {
         let page = self.layout.page(self.pages.class, slab, index);
         self.picked.push(page);
-        if self.touched.last() != Some(&slab) {
-            self.touched.push(slab);
-        }
+        self.touched.insert(slab);
         page
     }
 
