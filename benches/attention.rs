@@ -5,11 +5,15 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
-use wgkv::attention::gpu::{DeviceCacheView, DevicePackedView, DeviceQueries};
-use wgkv::attention::{AttendConfig, CacheView, PackedView, Queries, cpu, gpu};
+use wgkv::attention::gpu::{
+    DeviceCacheView, DevicePackedView, DevicePagedView, DeviceQueries, DeviceTables,
+};
+use wgkv::attention::{AttendConfig, CacheView, PackedView, PagedAttend, Queries, cpu, gpu};
 use wgkv::gpu::{Context, ContextDescriptor, Recorder, Slice};
+use wgkv::layout::pool::{PageClass, PageId, PoolLayout};
+use wgkv::layout::tables::Tables;
 use wgkv::layout::{Bits, PageLayout};
-use wgkv::nsnquant::gpu::DeviceCodec;
+use wgkv::nsnquant::gpu::{DeviceCodebook, DeviceCodec};
 use wgkv::nsnquant::{Codebook, Codec};
 use wgkv::shape::{Dtype, Elements};
 use wgkv::wgpu;
@@ -165,10 +169,11 @@ fn submit<T>(
 
 fn on_gpu(criterion: &mut Criterion) {
     let Some(context) = context() else { return };
+    let software = context.device().adapter_info().device_type == wgpu::DeviceType::Cpu;
     let mut group = criterion.benchmark_group("attention/gpu");
     group.sample_size(10).measurement_time(Duration::from_secs(3));
     let upload = |bytes: &[u8]| context.upload("bench", bytes).expect("a buffer");
-    for (tokens, query_tokens) in [(4096, 1)] {
+    for (tokens, query_tokens) in [(if software { 4096 } else { 32_768 }, 1)] {
         group.throughput(Throughput::Elements((KV_HEADS * tokens) as u64));
         for (name, packed, bits) in KINDS {
             let layer = Layer::new(tokens, query_tokens, bits);
@@ -225,5 +230,128 @@ fn on_gpu(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, on_cpu, on_gpu);
+/// Sequences of one length in pages that lie one after the other in so many slabs.
+struct Paged {
+    layout: PoolLayout,
+    tables: Tables,
+    slabs: [Vec<Option<wgpu::Buffer>>; 3],
+}
+
+impl Paged {
+    /// `page` are the words of one page, of which all are copies.
+    fn new(
+        context: &Context,
+        bits: Option<Bits>,
+        sequences: usize,
+        tokens: usize,
+        slabs: usize,
+        page: &[u32],
+    ) -> Self {
+        let rows = sequences * KV_HEADS;
+        let pages = rows * (tokens / CHUNK);
+        let class = if bits.is_some() { PageClass::Packed } else { PageClass::Raw };
+        let rates = bits.map(|bits| (bits, bits));
+        let layout =
+            |bytes| PoolLayout::new(HEAD_DIM, HEAD_DIM, rates, CHUNK, 0, bytes).expect("a layout");
+        let bytes = layout(1 << 30).bytes(class);
+        let layout = layout(bytes * pages.div_ceil(slabs) as u64);
+        let each = layout.pages_per_slab(class) as usize;
+        let mut words = page.to_vec();
+        words.resize(layout.words(class), 0);
+        let words = words.repeat(each);
+        let held: Vec<_> = (0..pages.div_ceil(each))
+            .map(|_| Some(context.upload("slab", bytemuck::cast_slice(&words)).expect("a slab")))
+            .collect();
+        let ids = (0..pages).map(|at| layout.page(class, (at / each) as u32, (at % each) as u32));
+        let offsets: Vec<u32> = (0..=rows).map(|row| (row * (tokens / CHUNK)) as u32).collect();
+        let mut tables = Tables {
+            next: vec![tokens as u32 + 1; sequences],
+            sinks: vec![PageId::NONE; rows],
+            sink_rows: vec![0; rows],
+            packed_offsets: vec![0; rows + 1],
+            tail_offsets: vec![0; rows + 1],
+            tail_rows: vec![0; rows],
+            chunk: CHUNK as u32,
+            ..Tables::default()
+        };
+        let mut slabs: [Vec<Option<wgpu::Buffer>>; 3] = Default::default();
+        slabs[class.index()] = held;
+        if bits.is_some() {
+            (tables.packed, tables.packed_offsets) = (ids.collect(), offsets);
+        } else {
+            (tables.tail, tables.tail_offsets) = (ids.collect(), offsets);
+            tables.tail_rows.fill(tokens as u32);
+        }
+        Self { layout, tables, slabs }
+    }
+}
+
+/// Decoding in pages: one query token of each sequence.
+fn on_pages(criterion: &mut Criterion) {
+    let Some(context) = context() else { return };
+    let mut group = criterion.benchmark_group("attention/pages");
+    group.sample_size(10).measurement_time(Duration::from_secs(3));
+    let software = context.device().adapter_info().device_type == wgpu::DeviceType::Cpu;
+    let (sequences, tokens) = if software { (1, 4096) } else { (8, 32_768) };
+    group.throughput(Throughput::Elements((sequences * KV_HEADS * tokens) as u64));
+    let codebook = DeviceCodebook::new(&context, &Codebook::builtin()).expect("a codebook");
+    let queries = values(sequences * HEADS * HEAD_DIM, 3);
+    let queries = context.upload("queries", bytemuck::cast_slice(&queries)).expect("queries");
+    let layer = |bits| Layer::new(CHUNK, 1, bits);
+    for (name, bits) in [("raw", None), ("2bit", Some(Bits::Two)), ("1bit", Some(Bits::One))] {
+        let layer = layer(bits.map_or(2, |bits| bits.get() as u32));
+        let mut page = Vec::new();
+        match bits {
+            Some(_) => {
+                let words = layer.codec.layout().words();
+                for part in [&layer.key_pages, &layer.value_pages] {
+                    page.extend_from_slice(&part[..words]);
+                    page.resize(page.len().next_multiple_of(4), 0);
+                }
+            }
+            None => {
+                for part in [&layer.keys, &layer.values] {
+                    page.extend_from_slice(bytemuck::cast_slice(&part[..CHUNK * HEAD_DIM]));
+                }
+            }
+        }
+        for slabs in [1, 3, 6] {
+            let paged = Paged::new(&context, bits, sequences, tokens, slabs, &page);
+            let tables = DeviceTables::new(&context, &paged.layout, &paged.tables);
+            let tables = tables.expect("tables");
+            let [sinks, packed, tail] = &paged.slabs;
+            let view = DevicePagedView {
+                layout: &paged.layout,
+                raw: Dtype::F16,
+                codebook: Some(&codebook),
+                tables: &tables,
+                slabs: [sinks, packed, tail],
+            };
+            let queries = DeviceQueries {
+                data: Slice::all(&queries),
+                dtype: Dtype::F16,
+                batch: sequences,
+                heads: HEADS,
+                tokens: 1,
+                head_dim: HEAD_DIM,
+            };
+            let id = BenchmarkId::new(name, format!("{sequences}x{tokens} in {slabs} slabs"));
+            group.bench_function(id, |b| {
+                b.iter_custom(|times| {
+                    let mut spent = Duration::ZERO;
+                    for first in (0..times).step_by(BATCH) {
+                        let count = (times - first).min(BATCH as u64);
+                        spent += submit(&context, count, |rec| {
+                            gpu::attend_paged(rec, &view, &queries, &PagedAttend::default())
+                        });
+                    }
+                    spent
+                })
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, on_cpu, on_gpu, on_pages);
 criterion_main!(benches);

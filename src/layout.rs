@@ -10,9 +10,11 @@
 
 mod grid;
 pub mod pool;
+mod scheme;
 pub mod tables;
 
 pub use grid::Grid;
+pub use scheme::{Gain, MeanDomain, Profile, Scheme};
 
 use half::{bf16, f16};
 
@@ -123,42 +125,24 @@ pub enum Metadata {
     Four,
 }
 
-/// What the parts of a page are stored as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Format {
-    /// Rate of the codes.
-    pub bits: Bits,
-    /// What their indices stand for.
-    pub family: Family,
-    /// Form of scales and means.
-    pub metadata: Metadata,
-}
-
-impl Format {
-    /// Unit books and 16-bit scales and means.
-    pub const fn unit(bits: Bits) -> Self {
-        Self { bits, family: Family::Unit, metadata: Metadata::Half }
-    }
-}
-
 /// Shape of a packed page and where its parts lie, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageLayout {
     head_dim: usize,
-    format: Format,
+    scheme: Scheme,
     chunk: usize,
 }
 
 impl PageLayout {
-    /// The layout of pages of `chunk` tokens of `head_dim` channels in [`Format::unit`].
+    /// The layout of pages of `chunk` tokens of `head_dim` channels of [`Profile::Compat`].
     ///
     /// # Errors
     /// As [`Self::with`].
     pub fn new(argument: &'static str, head_dim: usize, bits: Bits, chunk: usize) -> Result<Self> {
-        Self::with(argument, head_dim, Format::unit(bits), chunk)
+        Self::with(argument, head_dim, Profile::Compat.scheme(bits), chunk)
     }
 
-    /// The layout of pages of `chunk` tokens of `head_dim` channels in a format.
+    /// The layout of pages of `chunk` tokens of `head_dim` channels of a scheme.
     ///
     /// # Errors
     /// [`Error::HeadDim`]; [`Error::OutOfRange`] for a rate that the family has no book of and for a
@@ -166,11 +150,11 @@ impl PageLayout {
     pub fn with(
         argument: &'static str,
         head_dim: usize,
-        format: Format,
+        scheme: Scheme,
         chunk: usize,
     ) -> Result<Self> {
         check_head_dim(argument, head_dim)?;
-        format.family.rate("bits", format.bits.get() as u32)?;
+        scheme.family.rate("bits", scheme.bits.get() as u32)?;
         if !(MIN_CHUNK..=MAX_CHUNK).contains(&chunk) {
             return Err(Error::OutOfRange {
                 argument: "chunk",
@@ -179,7 +163,7 @@ impl PageLayout {
                 max: MAX_CHUNK as u64,
             });
         }
-        Ok(Self { head_dim, format, chunk })
+        Ok(Self { head_dim, scheme, chunk })
     }
 
     /// Channels per token.
@@ -187,14 +171,14 @@ impl PageLayout {
         self.head_dim
     }
 
-    /// What the parts are stored as.
-    pub const fn format(&self) -> Format {
-        self.format
+    /// The choices that the pages were made by.
+    pub const fn scheme(&self) -> Scheme {
+        self.scheme
     }
 
     /// Rate of the codes.
     pub const fn bits(&self) -> Bits {
-        self.format.bits
+        self.scheme.bits
     }
 
     /// Tokens per page.
@@ -204,17 +188,17 @@ impl PageLayout {
 
     /// Channels that share an index.
     pub const fn width(&self) -> usize {
-        self.format.family.width(self.format.bits)
+        self.scheme.family.width(self.scheme.bits)
     }
 
     /// Bits of an index: 6 or 8.
     pub const fn index_bits(&self) -> usize {
-        self.format.family.rows(self.format.bits).ilog2() as usize
+        self.scheme.family.rows(self.scheme.bits).ilog2() as usize
     }
 
     /// Whether there is a sign plane.
     pub const fn signs(&self) -> bool {
-        self.format.family.signs(self.format.bits)
+        self.scheme.family.signs(self.scheme.bits)
     }
 
     /// Indices per token.
@@ -239,7 +223,7 @@ impl PageLayout {
 
     /// Scales, or channels of a mean, in a word.
     const fn per_word(&self) -> usize {
-        match self.format.metadata {
+        match self.scheme.metadata {
             Metadata::Half => 2,
             Metadata::Four => 8,
         }
@@ -263,7 +247,7 @@ impl PageLayout {
 
     /// Grids of a page.
     const fn grids(&self) -> usize {
-        match self.format.metadata {
+        match self.scheme.metadata {
             Metadata::Half => 0,
             Metadata::Four => 3,
         }
@@ -276,12 +260,12 @@ impl PageLayout {
 
     /// Bytes of codes in a page: `chunk * head_dim * bits / 8`.
     pub const fn code_bytes(&self) -> usize {
-        self.chunk * (self.head_dim / 8) * self.format.bits.get()
+        self.chunk * (self.head_dim / 8) * self.scheme.bits.get()
     }
 
     /// Bytes of `s1` and `s2` in a page with their grids: 4 a token, or 1 a token and 8.
     pub const fn scale_bytes(&self) -> usize {
-        match self.format.metadata {
+        match self.scheme.metadata {
             Metadata::Half => 4 * self.chunk,
             Metadata::Four => 2 * self.chunk.div_ceil(2) + 8,
         }
@@ -289,7 +273,7 @@ impl PageLayout {
 
     /// Bytes of `o` in a page with its grid: 2 a channel, or half a one and 4.
     pub const fn mean_bytes(&self) -> usize {
-        match self.format.metadata {
+        match self.scheme.metadata {
             Metadata::Half => 2 * self.head_dim,
             Metadata::Four => self.head_dim / 2 + 4,
         }
@@ -339,7 +323,7 @@ impl PageLayout {
     /// Reads the scale or mean at `index` of the plane that starts at word `plane`, as stored: 16 or
     /// 4 bits.
     pub fn stored(&self, page: &[u32], plane: usize, index: usize) -> u16 {
-        match self.format.metadata {
+        match self.scheme.metadata {
             Metadata::Half => Self::half(page, plane, index),
             Metadata::Four => (page[plane + index / 8] >> (4 * (index % 8))) as u16 & 15,
         }
@@ -347,7 +331,7 @@ impl PageLayout {
 
     /// Writes the scale or mean at `index` of the plane that starts at word `plane`, as stored.
     pub fn set_stored(&self, page: &mut [u32], plane: usize, index: usize, value: u16) {
-        match self.format.metadata {
+        match self.scheme.metadata {
             Metadata::Half => Self::set_half(page, plane, index, value),
             Metadata::Four => {
                 let shift = 4 * (index % 8);

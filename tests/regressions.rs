@@ -7,7 +7,8 @@ use support::run;
 use wgkv::attention::{self, AttendConfig, CacheView, Queries};
 use wgkv::cache::Counters;
 use wgkv::cache::plan::{Frontier, Move};
-use wgkv::gpu::{DeviceTensor, Slice};
+use wgkv::cache::pool::{Operation, Part, Pool, PoolConfig};
+use wgkv::gpu::{Context, ContextDescriptor, DeviceTensor, Recorder, Slice};
 use wgkv::half::f16;
 use wgkv::layout::{Bits, PageLayout};
 use wgkv::nestedkv::plan::{KeepPlan, head_floors};
@@ -341,4 +342,53 @@ fn a_dispatch_that_reads_what_it_writes_is_refused() {
 
 fn bytes(words: &[u32]) -> &[u8] {
     bytemuck::cast_slice(words)
+}
+
+#[test]
+fn a_device_lost_before_its_read_back_is_handed_out_is_no_panic() {
+    let (device, queue) = support::device(&wgpu::Limits::default());
+    let context = Context::new(&device, &queue, &ContextDescriptor::default()).unwrap();
+    let words = context.upload("words", &[7; 64]).unwrap();
+    let mut encoder = device.create_command_encoder(&Default::default());
+    let mut recorder = Recorder::new(&context, &mut encoder);
+    let readback = recorder.read_back(Slice::all(&words)).unwrap();
+    recorder.finish().unwrap();
+    queue.submit([encoder.finish()]);
+    device.destroy();
+    let _ = device.poll(wgpu::PollType::wait_indefinitely());
+    match pollster::block_on(readback) {
+        Ok(bytes) => assert_eq!(bytes, [7; 64]),
+        Err(error) => assert!(matches!(error, Error::DeviceLost { .. })),
+    }
+}
+
+#[test]
+fn rows_beyond_any_budget_are_refused_without_lists_of_them() {
+    let config = PoolConfig {
+        layers: 80,
+        heads: 1,
+        head_dim_k: 8,
+        head_dim_v: 8,
+        bits: None,
+        chunk: 2,
+        sinks: 0,
+        recent: 0,
+        raw: Dtype::F16,
+        byte_budget: 1 << 20,
+        slab_bytes: 1 << 16,
+    };
+    let mut pool = Pool::new(config).unwrap();
+    let parts = [Part { sequence: pool.begin(), tokens: u32::MAX - 1 }];
+    let start = std::time::Instant::now();
+    for operation in
+        [Operation::Append { parts: &parts, flush: true }, Operation::Prefill { parts: &parts }]
+    {
+        let needs = pool.needs(&operation).unwrap();
+        assert!(!needs.fits() && needs.slab_bytes > 1 << 36);
+        assert!(matches!(
+            pool.plan(&operation),
+            Err(Error::OutOfBudget { needed, available: 0x10_0000 }) if needed == needs.slab_bytes
+        ));
+    }
+    assert!(start.elapsed().as_secs() < 5);
 }

@@ -52,21 +52,25 @@ params! {
 }
 
 params! {
-    /// What `wgsl/common/attend_packed.wgsl` reads; 80 bytes.
+    /// What `wgsl/common/attend_packed.wgsl` reads; 96 bytes.
     pub(super) struct PackedPageParams {
         chunk: u32,
         norm_k: f32,
         norm_v: f32,
-        key_bits: u32,
-        value_bits: u32,
+        key_form: u32,
+        value_form: u32,
+        key_width: u32,
+        value_width: u32,
         key_sign: u32,
         key_s1: u32,
         key_s2: u32,
         key_o: u32,
+        key_grid: u32,
         value_sign: u32,
         value_s1: u32,
         value_s2: u32,
         value_o: u32,
+        value_grid: u32,
         key_words: u32,
         value_words: u32,
         position_words: u32,

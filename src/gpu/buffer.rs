@@ -98,6 +98,18 @@ pub(super) fn allocate(
     }
 }
 
+/// Notices a lost device, of which wgpu tells nobody but the device's owner: nothing can be mapped.
+pub(super) fn probe(device: &wgpu::Device) -> Result<()> {
+    let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
+    let descriptor = wgpu::BufferDescriptor {
+        label: Some("wgkv probe"),
+        size: 8,
+        usage,
+        mapped_at_creation: true,
+    };
+    fill(&allocate(device, "probe", &descriptor)?, 0, &[0; 8])
+}
+
 pub(super) fn storage_usage() -> wgpu::BufferUsages {
     wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST
 }

@@ -1,12 +1,10 @@
 //! Recording into the caller's encoder.
 
-use std::sync::Arc;
-
-use super::buffer::{Slice, allocate};
+use super::buffer::{Slice, allocate, probe};
 use super::context::Context;
 use super::kernel::{Binding, Kernel, Variant};
 use super::params::{Magic, Params, SLOT_BYTES, Slots};
-use super::readback::{self, Readback, Shared};
+use super::readback::{self, Promise, Readback};
 use super::requirements::binding_limit;
 use super::timing::{Timer, Timing};
 use crate::error::{Error, Result};
@@ -47,14 +45,14 @@ struct Pending {
     source: wgpu::Buffer,
     offset: u64,
     size: u64,
-    shared: Arc<Shared>,
+    promise: Promise,
 }
 
 /// Records kernels, clears, copies and read-backs into an encoder of the caller.
 ///
 /// [`Recorder::finish`] ends the recording; then the caller finishes the encoder, submits it and
 /// polls the device. Dropping a recorder without finishing it leaves a valid encoder whose
-/// read-backs never come.
+/// read-backs end in an error.
 pub struct Recorder<'a> {
     context: &'a Context,
     encoder: &'a mut wgpu::CommandEncoder,
@@ -235,23 +233,28 @@ impl<'a> Recorder<'a> {
     /// slice that is misaligned or outside its buffer.
     pub fn read_back(&mut self, slice: Slice<'_>) -> Result<Readback> {
         check_copied("read-back", &slice, wgpu::BufferUsages::COPY_SRC, "COPY_SRC")?;
-        let shared = Arc::new(Shared::default());
+        let (promise, readback) = Promise::new();
         self.pending.push(Pending {
             source: slice.buffer.clone(),
             offset: slice.offset,
             size: slice.size,
-            shared: shared.clone(),
+            promise,
         });
-        Ok(Readback::new(shared))
+        Ok(readback)
     }
 
     /// Ends the recording: writes the completion word, copies what was asked back and schedules its
     /// mapping for the submit. Returns the timings if anything was marked.
     ///
     /// # Errors
-    /// [`Error::DeviceLimit`] when a read-back exceeds the largest buffer.
+    /// [`Error::DeviceLimit`] when a read-back exceeds the largest buffer; [`Error::DeviceLost`] when
+    /// the device was lost on the way. The encoder is then to be dropped: to wgpu what was recorded
+    /// since the loss is not valid.
     pub fn finish(mut self) -> Result<Option<Timing>> {
         self.pass = None;
+        if self.dispatches > 0 {
+            probe(self.context.device())?;
+        }
         let timing = match self.timer.take() {
             Some(timer) => {
                 let (buffer, spans) = timer.resolve(self.context, self.encoder)?;
@@ -309,11 +312,11 @@ impl<'a> Recorder<'a> {
             self.encoder.copy_buffer_to_buffer(&word, 0, &staging, 0, 4);
             let mut offset = READ_BACK_HEAD;
             let mut waiting = Vec::with_capacity(part.len());
-            for Pending { source, offset: from, size, shared } in part {
+            for Pending { source, offset: from, size, promise } in part {
                 if size > 0 {
                     self.encoder.copy_buffer_to_buffer(&source, from, &staging, offset, size);
                 }
-                waiting.push((shared, offset, size));
+                waiting.push((promise, offset, size));
                 offset += size.next_multiple_of(8);
             }
             readback::schedule(self.encoder, &staging, nonce, waiting);

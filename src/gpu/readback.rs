@@ -31,9 +31,9 @@ pub fn kernel() -> &'static Kernel {
     &KERNEL
 }
 
-/// What a read-back and the map callback share.
+/// What a read-back and its promise share.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
+struct Shared {
     state: Mutex<State>,
 }
 
@@ -44,13 +44,35 @@ struct State {
     done: bool,
 }
 
-impl Shared {
-    fn set(&self, answer: Result<Vec<u8>>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.answer = Some(answer);
+/// Answers a read-back, with an error when it is dropped on the way: the recording, its encoder or
+/// its device has gone.
+#[derive(Debug)]
+pub(super) struct Promise {
+    shared: Arc<Shared>,
+}
+
+impl Promise {
+    pub(super) fn new() -> (Self, Readback) {
+        let shared = Arc::new(Shared::default());
+        (Self { shared: shared.clone() }, Readback { shared })
+    }
+
+    /// Answers, unless that was done.
+    fn set(&self, answer: impl FnOnce() -> Result<Vec<u8>>) {
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.answer.is_some() || state.done {
+            return;
+        }
+        state.answer = Some(answer());
         if let Some(waker) = state.waker.take() {
             waker.wake();
         }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.set(|| Err(Error::DeviceLost { reason: "its recording never ran".into() }));
     }
 }
 
@@ -59,17 +81,11 @@ impl Shared {
 ///
 /// # Errors
 /// Resolves to [`Error::Incomplete`] when the work did not reach its end and to
-/// [`Error::DeviceLost`] when the memory could not be mapped.
+/// [`Error::DeviceLost`] when the memory could not be mapped or the recording never ran.
 #[derive(Debug)]
 #[must_use = "a read-back is a future"]
 pub struct Readback {
     shared: Arc<Shared>,
-}
-
-impl Readback {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
-    }
 }
 
 impl Future for Readback {
@@ -98,7 +114,7 @@ pub(super) fn schedule(
     encoder: &wgpu::CommandEncoder,
     staging: &wgpu::Buffer,
     nonce: u32,
-    waiting: Vec<(Arc<Shared>, u64, u64)>,
+    waiting: Vec<(Promise, u64, u64)>,
 ) {
     let buffer = staging.clone();
     encoder.map_buffer_on_submit(staging, wgpu::MapMode::Read, .., move |mapped| {
@@ -107,24 +123,25 @@ pub(super) fn schedule(
             .and_then(|()| parts(&buffer, nonce, &waiting));
         match answers {
             Ok(answers) => {
-                for ((shared, ..), bytes) in waiting.iter().zip(answers) {
-                    shared.set(Ok(bytes));
+                for ((promise, ..), bytes) in waiting.iter().zip(answers) {
+                    promise.set(|| Ok(bytes));
                 }
             }
             Err(error) => {
-                for (shared, ..) in &waiting {
-                    shared.set(Err(again(&error)));
+                for (promise, ..) in &waiting {
+                    promise.set(|| Err(again(&error)));
                 }
             }
         }
-        buffer.unmap();
+        // Unlike unmapping, this is no error on a device that was lost meanwhile.
+        buffer.destroy();
     });
 }
 
 fn parts(
     buffer: &wgpu::Buffer,
     expected: u32,
-    waiting: &[(Arc<Shared>, u64, u64)],
+    waiting: &[(Promise, u64, u64)],
 ) -> Result<Vec<Vec<u8>>> {
     let view =
         buffer.get_mapped_range(..).map_err(|e| Error::DeviceLost { reason: e.to_string() })?;

@@ -6,9 +6,8 @@ use half::f16;
 
 use super::codebook::{Book, Codebook, square_sum};
 use super::hadamard::Hadamard;
-use super::scheme::{Gain, MeanDomain, Profile, Scheme};
 use crate::error::{Error, Result};
-use crate::layout::{Metadata, PIECE, PageLayout};
+use crate::layout::{Gain, MeanDomain, Metadata, PIECE, PageLayout, Scheme};
 
 /// Smallest scale of a token: a row of zeros divides by it (arXiv 2505.18231, section 4.1).
 pub(crate) const MIN_SCALE: f32 = 1e-8;
@@ -20,20 +19,21 @@ pub(crate) const MIN_SCALE: f32 = 1e-8;
 #[derive(Clone, Debug)]
 pub struct Codec {
     layout: PageLayout,
-    scheme: Scheme,
     codebook: Arc<Codebook>,
     book: Arc<Book>,
     hadamard: Hadamard,
 }
 
 impl Codec {
-    /// Puts a layout and a codebook together, with the other choices of [`Profile::Compat`].
+    /// Puts a layout and a codebook together.
     ///
     /// # Errors
     /// [`Error::HeadDim`] when the layout's head dimension has no Hadamard matrix here.
     pub fn new(layout: PageLayout, codebook: Arc<Codebook>) -> Result<Self> {
-        let scheme = Scheme { format: layout.format(), ..Profile::Compat.scheme(layout.bits()) };
-        Self::of(layout, scheme, codebook)
+        let scheme = layout.scheme();
+        let hadamard = Hadamard::signed("head_dim", layout.head_dim(), scheme.signs)?;
+        let book = codebook.book(scheme.family, scheme.bits)?.clone();
+        Ok(Self { layout, codebook, book, hadamard })
     }
 
     /// The codec of a scheme for chunks of `chunk` tokens of `head_dim` channels.
@@ -47,15 +47,7 @@ impl Codec {
         chunk: usize,
         codebook: Arc<Codebook>,
     ) -> Result<Self> {
-        let layout = PageLayout::with(argument, head_dim, scheme.format, chunk)?;
-        Self::of(layout, scheme, codebook)
-    }
-
-    fn of(layout: PageLayout, scheme: Scheme, codebook: Arc<Codebook>) -> Result<Self> {
-        let hadamard = Hadamard::signed("head_dim", layout.head_dim(), scheme.signs)?;
-        let format = layout.format();
-        let book = codebook.book(format.family, format.bits)?.clone();
-        Ok(Self { layout, scheme, codebook, book, hadamard })
+        Self::new(PageLayout::with(argument, head_dim, scheme, chunk)?, codebook)
     }
 
     /// Shape of a page.
@@ -64,8 +56,8 @@ impl Codec {
     }
 
     /// The choices.
-    pub fn scheme(&self) -> &Scheme {
-        &self.scheme
+    pub fn scheme(&self) -> Scheme {
+        self.layout.scheme()
     }
 
     /// The codebook.
@@ -106,7 +98,7 @@ impl Codec {
                 }
             }
         }
-        match self.scheme.gain {
+        match self.scheme().gain {
             Gain::TokenNorm => {
                 let square = out.chunks_exact(PIECE).map(square_sum).fold(0.0, |a, b| a + b);
                 (layout.head_dim() as f32).sqrt() / square.sqrt().max(MIN_SCALE)
@@ -118,7 +110,7 @@ impl Codec {
     /// The scale `s1` of token `token` of a page; 0 for a non-finite one.
     pub fn s1(&self, page: &[u32], token: usize) -> f32 {
         let stored = self.layout.stored(page, self.layout.s1_offset(), token);
-        match self.layout.format().metadata {
+        match self.scheme().metadata {
             Metadata::Half => finite(crate::layout::decode_scale(stored)),
             Metadata::Four => self.layout.grid(page, 0).scale(stored),
         }
@@ -128,7 +120,7 @@ impl Codec {
     /// non-finite one.
     pub fn s2(&self, page: &[u32], token: usize) -> f32 {
         let stored = self.layout.stored(page, self.layout.s2_offset(), token);
-        match self.layout.format().metadata {
+        match self.scheme().metadata {
             Metadata::Half => finite(f16::from_bits(stored).to_f32()),
             Metadata::Four => self.layout.grid(page, 1).scale(stored),
         }
@@ -138,7 +130,7 @@ impl Codec {
     /// non-finite one.
     pub fn o(&self, page: &[u32], channel: usize) -> f32 {
         let stored = self.layout.stored(page, self.layout.o_offset(), channel);
-        match self.layout.format().metadata {
+        match self.scheme().metadata {
             Metadata::Half => finite(f16::from_bits(stored).to_f32()),
             Metadata::Four => self.layout.grid(page, 2).value(stored),
         }
@@ -152,22 +144,8 @@ impl Codec {
         for (channel, o) in out.iter_mut().enumerate() {
             *o = self.o(page, channel);
         }
-        if self.scheme.mean == MeanDomain::Hadamard {
+        if self.scheme().mean == MeanDomain::Hadamard {
             self.hadamard.inverse(out);
-        }
-    }
-
-    /// Checks that the scheme is that of [`Profile::Compat`], for what takes no other.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] otherwise.
-    pub(crate) fn check_compat(&self, argument: &'static str) -> Result<()> {
-        let bits = self.layout.bits();
-        if self.scheme == Profile::Compat.scheme(bits) {
-            Ok(())
-        } else {
-            let got = bits.get() as f64;
-            Err(Error::Parameter { argument, got, expected: "a rate of the compat profile" })
         }
     }
 

@@ -23,11 +23,11 @@ pub mod gpu;
 mod hadamard;
 mod key_scale;
 mod params;
-mod scheme;
 
 pub use codebook::{Book, Codebook};
 pub use codec::{Codec, assigned_avg_bits};
 pub use codes::Codes;
 pub use hadamard::Hadamard;
 pub use key_scale::{KeyScales, key_scale};
-pub use scheme::{Gain, MeanDomain, Profile, Scheme};
+
+pub use crate::layout::{Gain, MeanDomain, Profile, Scheme};

@@ -14,6 +14,7 @@ params! {
         s1_offset: u32,
         s2_offset: u32,
         o_offset: u32,
+        grid_offset: u32,
         scale: f32,
     }
 }
@@ -30,6 +31,7 @@ params! {
         s1_offset: u32,
         s2_offset: u32,
         o_offset: u32,
+        grid_offset: u32,
         scale: f32,
         norm: f32,
     }

@@ -6,13 +6,18 @@ use wgkv::attention::gpu::{self, DeviceCacheView, DevicePackedView, DeviceQuerie
 use wgkv::attention::{AttendConfig, CacheView, PackedView, Queries, cpu};
 use wgkv::gpu::Slice;
 use wgkv::judge::attention::{Rows, Rules};
-use wgkv::judge::{self, nsnquant, widen};
-use wgkv::layout::{Bits, PageLayout};
+use wgkv::judge::{self, widen};
+use wgkv::layout::{Bits, PageLayout, Scheme};
 use wgkv::nsnquant::gpu::DeviceCodec;
 use wgkv::nsnquant::{Codebook, Codec};
 use wgkv::shape::{Dtype, Elements};
 
 use crate::support;
+
+#[path = "../support/rules.rs"]
+mod judge_rules;
+
+use judge_rules::rules;
 
 /// A path through the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -335,6 +340,25 @@ impl Case {
         }
     }
 
+    /// Packs other rows in the place of the packed ones, by these schemes.
+    pub fn repack(&mut self, schemes: [Scheme; 2], kinds: [Kind; 2], seed: u64) {
+        let mut random = Random(seed);
+        let (shape, book) = (&self.shape, Codebook::builtin());
+        let pages = shape.pages.iter().sum::<usize>();
+        let starts: Vec<u32> = (0..pages).map(|p| (p * shape.chunk) as u32).collect();
+        let mut pack = |side: usize, dim| {
+            let codec = Codec::with("data", dim, schemes[side], shape.chunk, book.clone());
+            let codec = codec.expect("a codec");
+            let values = random.values(kinds[side], pages * shape.chunk, dim);
+            let data = Data::new(shape.dtype, &values);
+            let pages = wgkv::nsnquant::cpu::encode(&codec, data.elements(), &starts);
+            (codec, pages.expect("pages"))
+        };
+        let (keys, values) = (pack(0, shape.dim_k), pack(1, shape.dim_v));
+        (self.key_codec, self.key_pages) = keys;
+        (self.value_codec, self.value_pages) = values;
+    }
+
     /// The rows as the judge reads and decodes them.
     pub fn decoded(&self) -> Rows {
         let (keys, values) = (widen(self.keys.elements()), widen(self.values.elements()));
@@ -346,14 +370,13 @@ impl Case {
             let all = |flat: &[f64], codec: &Codec, words: &[u32]| {
                 let layout = codec.layout();
                 let dim = layout.head_dim();
-                let bits = layout.bits();
-                let book = codec.codebook().rows(bits).iter().map(|v| f64::from(*v));
-                let book: Vec<f64> = book.collect();
+                let book: Vec<f64> = codec.book().values().iter().map(|v| f64::from(*v)).collect();
+                let rules = rules(codec);
                 let mut out = flat[raw.start * dim..raw.end * dim].to_vec();
                 for page in pages.clone() {
                     let page = &words[page * layout.words()..(page + 1) * layout.words()];
-                    let parts = nsnquant::unpack(page, dim, bits.get() as u32, chunk);
-                    out.extend(nsnquant::decode(&parts, dim, &book));
+                    let parts = judge::codec::unpack(&rules, page);
+                    out.extend(judge::codec::decode(&rules, &parts, &book, None));
                 }
                 out
             };

@@ -11,3 +11,4 @@ mod paged_packed;
 mod paged_raw;
 mod raw;
 mod rotate;
+mod schemes;

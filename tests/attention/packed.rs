@@ -1,6 +1,7 @@
 //! Packed pages against the judge's attention on the decoded rows.
 
 use proptest::prelude::*;
+use wgkv::attention::AttendConfig;
 use wgkv::shape::Dtype;
 
 use crate::common::{Case, Kind, PATHS, Random, Shape};
@@ -148,6 +149,23 @@ fn causal_attention_goes_by_positions_in_pages() {
     let mut case = Case::new(shape, [Kind::Normal, Kind::Offset, Kind::Normal], 23);
     for first in [0, 100, 270, 276] {
         case.config.causal = Some(first);
+        case.judge_paths(SLACK);
+    }
+}
+
+#[test]
+fn soft_caps_and_windows_hold_for_rows_side_by_side() {
+    for kind in [Kind::Normal, Kind::Scaled(30.0)] {
+        let mut shape = Shape::simple(130, 64, Dtype::F16);
+        (shape.pages, shape.group, shape.tokens) = (vec![3], 3, 5);
+        let mut case = Case::new(shape, [kind, Kind::Offset, Kind::Normal], 27);
+        for (soft_cap, window) in
+            [(Some(0.5), None), (Some(30.0), Some(1)), (None, Some(40)), (None, Some(u32::MAX))]
+        {
+            case.config = AttendConfig { scale: Some(0.2), causal: Some(200), soft_cap, window };
+            case.judge_paths(SLACK);
+        }
+        case.config = AttendConfig { soft_cap: Some(50.0), ..AttendConfig::default() };
         case.judge_paths(SLACK);
     }
 }

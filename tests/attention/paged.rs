@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use wgkv::attention::cpu::{Attended, PagedView};
 use wgkv::attention::gpu::{self, DevicePagedView, DeviceQueries, DeviceTables};
 use wgkv::attention::{Causal, PagedAttend, Queries, cpu};
-use wgkv::gpu::{Recorder, Slice};
+use wgkv::gpu::{Context, Recorder, Slice};
 use wgkv::judge::attention::{Rows, Rules};
 use wgkv::judge::{from_bf16, from_f16, nsnquant, widen};
 use wgkv::layout::Bits;
@@ -284,7 +284,16 @@ impl Batch {
         config: &PagedAttend<'_>,
         change: impl FnOnce(DeviceTables) -> wgkv::Result<DeviceTables>,
     ) -> wgkv::Result<(Attended, u64)> {
-        let context = support::context();
+        self.gpu_on(support::context(), config, change)
+    }
+
+    /// As [`Batch::gpu_with`], on a device of its own.
+    pub fn gpu_on(
+        &self,
+        context: &Context,
+        config: &PagedAttend<'_>,
+        change: impl FnOnce(DeviceTables) -> wgkv::Result<DeviceTables>,
+    ) -> wgkv::Result<(Attended, u64)> {
         let upload = |bytes: &[u8]| context.upload("test", bytes).expect("a buffer");
         let slabs = self.slabs.each_ref().map(|slabs| {
             let slab = |words: &Option<Vec<u32>>| {
@@ -317,7 +326,7 @@ impl Batch {
             let out = rec.read_back(Slice::all(&attended.out))?;
             Ok((out, rec.read_back(Slice::all(&attended.lse))?, count))
         };
-        let (out, lse, count) = support::run(record)?;
+        let (out, lse, count) = support::run_on(context, record)?;
         let floats = |bytes: Vec<u8>| bytemuck::pod_collect_to_vec::<u8, f32>(&bytes);
         let (out, lse) = (floats(support::wait(out)), floats(support::wait(lse)));
         Ok((Attended { out, lse }, count))

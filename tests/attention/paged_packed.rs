@@ -3,12 +3,15 @@
 use proptest::prelude::*;
 use wgkv::attention::cpu::Attended;
 use wgkv::attention::{Causal, PagedAttend};
+use wgkv::gpu::{Context, ContextDescriptor};
 use wgkv::shape::Dtype;
+use wgkv::wgpu;
 
 use crate::common::{Kind, PATHS, Path};
 use crate::packed::SLACK;
 use crate::paged::{Batch, Head, Member, Shape};
 use crate::paged_raw::alone_and_together;
+use crate::support;
 
 fn members(
     heads: usize,
@@ -194,6 +197,37 @@ fn dispatches_do_not_grow_with_the_batch() -> wgkv::Result<()> {
         // Queries, sinks, packed pages, tails, merging.
         assert_eq!(batch.gpu_counted(&PagedAttend::default())?.1, 5);
     }
+    Ok(())
+}
+
+/// A device that binds no more than so many bytes.
+fn narrow(bytes: u64) -> Context {
+    let limits = wgpu::Limits { max_storage_buffer_binding_size: bytes, ..Default::default() };
+    let (device, queue) = support::device(&limits);
+    Context::new(&device, &queue, &ContextDescriptor::default()).expect("a context")
+}
+
+#[test]
+fn partial_results_beyond_a_binding_are_made_in_rounds() -> wgkv::Result<()> {
+    // Of 22 rows some have 5 slots of 520 bytes a query, some 3.
+    let members: Vec<Member> =
+        (0..11).map(|seed| member(seed, &[(4, 40, 70), (4, 6, 20)])).collect();
+    for (tokens, slab_pages, bytes) in [(3, 60, 1 << 18), (3, 2, 1 << 18), (110, 8, 1 << 19)] {
+        let shape = Shape { chunk: 16, tokens, slab_pages, ..Shape::simple(64) };
+        let members = if tokens > 50 { &members[..2] } else { &members };
+        let batch = Batch::new(&shape, members, slab_pages as u64 % 2);
+        let config = PagedAttend::default();
+        let (whole, few) = batch.gpu_counted(&config)?;
+        let (got, many) = batch.gpu_on(&narrow(bytes), &config, Ok)?;
+        assert_eq!(got, whole);
+        assert!(many > few);
+        batch.judge(&got, &config, SLACK);
+    }
+    let shape = Shape { chunk: 2, ..Shape::simple(64) };
+    let batch = Batch::new(&shape, &[member(1, &[(4, 600, 3)])], 0);
+    let refused = batch.gpu_on(&narrow(1 << 16), &PagedAttend::default(), Ok);
+    let text = refused.map(|_| ()).expect_err("too small").to_string();
+    assert!(text.starts_with("partial results of a row needs"), "{text}");
     Ok(())
 }
 

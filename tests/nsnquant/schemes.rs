@@ -3,34 +3,21 @@
 use half::f16;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestRunner};
-use wgkv::judge::codec::{Faults, Length, Rules, check, decode, unpack};
+use wgkv::judge::codec::{Faults, check, decode, unpack};
 use wgkv::judge::widen;
-use wgkv::layout::{Bits, Family, Format, Metadata, PageLayout};
+use wgkv::layout::{Bits, Family, Metadata, PageLayout};
 use wgkv::nsnquant::{
     Codebook, Codec, Codes, Gain, KeyScales, MeanDomain, Profile, Scheme, cpu, key_scale,
 };
 use wgkv::shape::{Dtype, Elements};
 
+use crate::common::{PATHS, Path};
 use crate::generate::{DTYPES, KINDS, Kind, Random, rows, typed};
 
-/// What the judge must know of a codec.
-pub fn rules(codec: &Codec) -> Rules {
-    let (layout, scheme) = (codec.layout(), codec.scheme());
-    Rules {
-        d: layout.head_dim(),
-        r: layout.chunk(),
-        bits: layout.bits().get(),
-        plain: scheme.format.family == Family::Plain,
-        four: scheme.format.metadata == Metadata::Four,
-        length: match scheme.gain {
-            Gain::TokenNorm => Length::Token,
-            Gain::Unbiased => Length::Unbiased,
-            Gain::NormPreserving => Length::Norm,
-        },
-        turned: scheme.mean == MeanDomain::Hadamard,
-        seed: scheme.signs,
-    }
-}
+#[path = "../support/rules.rs"]
+mod judge_rules;
+
+use judge_rules::rules;
 
 fn doubles(values: &[f32]) -> Vec<f64> {
     values.iter().map(|v| f64::from(*v)).collect()
@@ -49,7 +36,8 @@ fn scheme() -> impl Strategy<Value = Scheme> {
         let family = if plain || bits > 1 { Family::Plain } else { Family::Unit };
         let metadata = if four { Metadata::Four } else { Metadata::Half };
         let mut scheme = Profile::Compat.scheme(Bits::ALL[bits]);
-        scheme.format = Format { bits: Bits::ALL[bits], family, metadata };
+        scheme.family = family;
+        scheme.metadata = metadata;
         scheme.gain = gain;
         scheme.mean = if turned { MeanDomain::Hadamard } else { MeanDomain::Plain };
         scheme.signs = signs;
@@ -175,6 +163,69 @@ fn every_combination_packs_as_the_judge_says() {
         .unwrap_or_else(|e| panic!("{e}"));
 }
 
+/// The same on the GPU: its pages are held against the rows, its rows against the pages.
+fn check_device(call: &Call) -> Result<(), String> {
+    let codec = codec_of(call.scheme, call.dim, call.chunk);
+    let mut random = Random(call.seed);
+    let values = rows(&mut random, call.kind, call.chunk + 3, call.dim);
+    let data = typed(&values, call.dtype);
+    let starts = [3, 0, 2];
+    let label = format!("GPU {call:?}");
+    let fault = |e: wgkv::Error| format!("{label}: {e}");
+    let pages = Path::Gpu.encode(&codec, data.elements(), &starts).map_err(fault)?;
+    let restored = Path::Gpu.decode(&codec, &pages).map_err(fault)?;
+    judge(&label, &codec, data.elements(), &starts, &pages, &restored, None).map(|_| ())
+}
+
+#[test]
+fn every_combination_packs_on_the_gpu_as_the_judge_says() {
+    // Every case compiles its own shaders.
+    let config = ProptestConfig {
+        cases: 12,
+        max_shrink_iters: 0,
+        source_file: Some(file!()),
+        ..ProptestConfig::default()
+    };
+    TestRunner::new(config)
+        .run(&call(), |call| check_device(&call).map_err(TestCaseError::fail))
+        .unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Pages of the two paths are the same words but for the choices that rounding decides.
+#[test]
+fn the_paths_agree_on_nearly_every_page() {
+    for (name, scheme) in named() {
+        for (dim, chunk) in [(64, 64), (80, 13), (128, 128)] {
+            let codec = codec_of(scheme, dim, chunk);
+            let data = typed(&rows(&mut Random(77), Kind::Normal, 12 * chunk, dim), Dtype::F16);
+            let starts: Vec<u32> = (0..12).map(|p| p * chunk as u32).collect();
+            let [host, device] =
+                PATHS.map(|path| path.encode(&codec, data.elements(), &starts).expect("pages"));
+            let words = codec.layout().words();
+            let pairs = host.chunks_exact(words).zip(device.chunks_exact(words));
+            let same = pairs.filter(|(a, b)| a == b).count();
+            println!("{name}, {dim} x {chunk}: {same} of 12 pages are equal");
+            assert!(same >= 10, "{name} {dim} {chunk}: {same} of 12");
+        }
+    }
+}
+
+#[test]
+fn degenerate_chunks_pack_on_the_gpu() {
+    let (dim, chunk) = (64, 64);
+    let chunks = degenerate(chunk, dim);
+    let starts: Vec<u32> = (0..chunks.len()).map(|p| (p * chunk) as u32).collect();
+    let values = chunks.into_iter().flat_map(|(_, values)| values).collect::<Vec<f32>>();
+    for (name, scheme) in named() {
+        let codec = codec_of(scheme, dim, chunk);
+        let data = Elements::F32(&values);
+        let pages = Path::Gpu.encode(&codec, data, &starts).expect("pages");
+        let restored = Path::Gpu.decode(&codec, &pages).expect("rows");
+        judge(name, &codec, data, &starts, &pages, &restored, None)
+            .unwrap_or_else(|e| panic!("{e}"));
+    }
+}
+
 /// Schemes with names, by what they are called.
 pub fn named() -> Vec<(&'static str, Scheme)> {
     let tuned = |bits: usize| Profile::Tuned.scheme(Bits::ALL[bits - 1]);
@@ -244,8 +295,7 @@ fn degenerate_chunks_come_back_within_the_stated_error() {
 #[test]
 fn bytes_are_those_of_the_specification() {
     let layout = |bits, dim, chunk| {
-        let format = Profile::Tuned.scheme(bits).format;
-        PageLayout::with("data", dim, format, chunk).expect("a layout")
+        PageLayout::with("data", dim, Profile::Tuned.scheme(bits), chunk).expect("a layout")
     };
     for bits in Bits::ALL {
         let layout = layout(bits, 64, 64);
@@ -275,7 +325,7 @@ fn named_profiles_are_what_they_say() {
         Codebook::builtin(),
     );
     let compat = compat.expect("a codec");
-    assert_eq!(*compat.scheme(), Profile::Compat.scheme(Bits::Two));
+    assert_eq!(compat.scheme(), Profile::Compat.scheme(Bits::Two));
     let error =
         Codec::with("data", 64, Profile::Compat.scheme(Bits::Three), 64, Codebook::builtin());
     assert!(matches!(error, Err(wgkv::Error::OutOfRange { argument: "bits", got: 3, max: 2, .. })));

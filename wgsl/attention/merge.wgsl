@@ -37,7 +37,8 @@ const UNSEEN: f32 = -1.7014118e38;
 const NO_KEY: f32 = -3.4028234e38;
 // Short of the largest f32, as the quotient may be rounded up.
 const LARGEST: f32 = 3.4e38;
-const SHIFT: f32 = 20.0;
+// 2^20: weights carry its inverse.
+const SHIFT: f32 = 1048576.0;
 const LN_2: f32 = 0.6931472;
 
 var<workgroup> wg_plain: array<f32, HEAD_DIM>;
@@ -154,7 +155,7 @@ fn main(
     }
     let sum = total(lane, part);
     if slots.y < slots.z {
-        hadamard_apply(lane, HADAMARD_BACK);
+        hadamard_back(lane);
     }
     // A query that sees no key has the sum 0; the quotient must not be.
     let seen = top > UNSEEN;
@@ -167,6 +168,6 @@ fn main(
         }
     }
     if lane == 0u && live {
-        lse[query] = select(NO_KEY, (top + SHIFT + log2(divisor)) * LN_2, seen);
+        lse[query] = select(NO_KEY, (top + log2(divisor * SHIFT)) * LN_2, seen);
     }
 }

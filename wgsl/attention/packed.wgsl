@@ -3,7 +3,7 @@
 // sums of weighted means [head_dim_v], the largest logit, the sum of the weights and the sums of
 // weighted centroids in the Hadamard domain [head_dim_v]. Dispatched by
 // src/attention/gpu/packed.rs; twin: src/attention/cpu/packed.rs.
-// One workgroup a (row, block of 4 queries, split). Needs element.wgsl, page.wgsl, divide.wgsl,
+// One workgroup a (row, block of 4 queries, split). Needs element.wgsl, page.wgsl, grid.wgsl, divide.wgsl,
 // softmax.wgsl, attend.wgsl and attend_packed.wgsl.
 
 struct Params {
@@ -24,7 +24,7 @@ struct Params {
 @group(0) @binding(2) var<storage, read> offsets: array<u32>;
 @group(0) @binding(3) var<storage, read> key_pages: array<u32>;
 @group(0) @binding(4) var<storage, read> value_pages: array<u32>;
-// Centroid i is rows 2i and 2i + 1.
+// Centroids of 8, 4 or 2 channels, one after the other.
 @group(0) @binding(5) var<storage, read> key_book: array<vec4<f32>>;
 @group(0) @binding(6) var<storage, read> value_book: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read> positions: array<u32>;

@@ -3,7 +3,7 @@
 // sums of weighted means [head_dim_v], the largest logit, the sum of the weights and the sums of
 // weighted centroids in the Hadamard domain [head_dim_v]. Dispatched by
 // src/attention/gpu/paged_packed.rs; twin: src/attention/cpu/paged_packed.rs.
-// One workgroup a (unit, block of 4 queries). Needs element.wgsl, page.wgsl, divide.wgsl,
+// One workgroup a (unit, block of 4 queries). Needs element.wgsl, page.wgsl, grid.wgsl, divide.wgsl,
 // softmax.wgsl, attend.wgsl, attend_packed.wgsl and attend_paged.wgsl.
 
 struct Params {
@@ -15,7 +15,7 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> prepared: array<u32>;
 @group(0) @binding(2) var<storage, read> lists: array<u32>;
-// Centroids of 1 bit, then of 2 bits; each is two rows.
+// Every book, one after the other.
 @group(0) @binding(3) var<storage, read> book: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read> slab_0: array<u32>;
 @group(0) @binding(5) var<storage, read> slab_1: array<u32>;

@@ -104,7 +104,7 @@ fn main(
         }
     }
     if params.packed != 0u {
-        hadamard_apply(lane, HADAMARD_FORWARD);
+        hadamard_forward(lane);
         for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
             if live {
                 let rotated = hadamard_data[c] * params.hadamard_scale;

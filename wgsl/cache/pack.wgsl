@@ -24,14 +24,15 @@ struct Params {
     s1_offset: u32,
     s2_offset: u32,
     o_offset: u32,
+    grid_offset: u32,
     scale: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> list: array<u32>;
 @group(0) @binding(2) var<storage, read> data: array<u32>;
-// Centroid i is rows 2i and 2i + 1.
-@group(0) @binding(3) var<uniform> book: array<vec4<f32>, 512>;
+// Centroids of 8, 4 or 2 channels, one after the other.
+@group(0) @binding(3) var<uniform> book: array<vec4<f32>, BOOK_FOURS>;
 @group(0) @binding(4) var<storage, read_write> pages: array<u32>;
 
 @compute @workgroup_size(HADAMARD_LANES)

@@ -27,6 +27,7 @@ struct Params {
     s1_offset: u32,
     s2_offset: u32,
     o_offset: u32,
+    grid_offset: u32,
     scale: f32,
     norm: f32,
 }
@@ -34,7 +35,7 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> list: array<u32>;
 @group(0) @binding(2) var<storage, read> pages: array<u32>;
-// Centroid i is rows 2i and 2i + 1.
+// Centroids of 8, 4 or 2 channels, one after the other.
 @group(0) @binding(3) var<storage, read> book: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read_write> rows: array<u32>;
 

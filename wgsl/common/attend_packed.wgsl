@@ -1,24 +1,29 @@
 // A packed page, read as it lies: tiles of tokens, first a lane is a token, then a lane is a piece
-// of every `groups`-th token. Needs element.wgsl, page.wgsl and attend.wgsl.
+// of every `groups`-th token. Needs element.wgsl, page.wgsl, grid.wgsl and attend.wgsl.
 //
 // Wants params.packed, packed_key and packed_value (page, word) -> u32 for a word of the page's keys
 // or values, packed_position (page, token) -> u32, `page` being what they find the page by, and
-// packed_key_row, packed_value_row (row) -> vec4<f32>, centroid i being rows 2i and 2i + 1.
+// packed_key_row, packed_value_row (row) -> vec4<f32>, four numbers of the books of keys and values.
 
 struct PackedParams {
     chunk: u32,
     norm_k: f32,
     norm_v: f32,
-    key_bits: u32,
-    value_bits: u32,
+    // How keys and values are packed, by PACKED_SIGNS and so on, and channels of their centroids.
+    key_form: u32,
+    value_form: u32,
+    key_width: u32,
+    value_width: u32,
     key_sign: u32,
     key_s1: u32,
     key_s2: u32,
     key_o: u32,
+    key_grid: u32,
     value_sign: u32,
     value_s1: u32,
     value_s2: u32,
     value_o: u32,
+    value_grid: u32,
     // Words from one page's keys, values and positions to the next's, where those of the first page
     // lie, and where the books of keys and values start.
     key_words: u32,
@@ -31,6 +36,17 @@ struct PackedParams {
 }
 
 const PACKED_MIN_NORM: f32 = 1e-8;
+// There are sign bits; scales and means have 4 bits; the mean is in the Hadamard domain; centroids are
+// brought to norm sqrt(d); indices have 6 bits.
+const PACKED_SIGNS: u32 = 1u;
+const PACKED_FOUR: u32 = 2u;
+const PACKED_TURNED: u32 = 4u;
+const PACKED_NORMED: u32 = 8u;
+const PACKED_SIX: u32 = 16u;
+
+fn packed_has(form: u32, what: u32) -> bool {
+    return (form & what) != 0u;
+}
 
 var<workgroup> packed_key_square: array<f32, 256>;
 var<workgroup> packed_value_square: array<f32, 256>;
@@ -54,10 +70,83 @@ fn packed_square(low: vec4<f32>, high: vec4<f32>) -> f32 {
 // Squared norms of the centroids. A barrier must follow.
 fn packed_squares(lane: u32) {
     for (var i = lane; i < 256u; i += SOFTMAX_LANES) {
-        packed_key_square[i] = packed_square(packed_key_row(2u * i), packed_key_row(2u * i + 1u));
-        packed_value_square[i] =
-            packed_square(packed_value_row(2u * i), packed_value_row(2u * i + 1u));
+        if params.packed.key_width == 8u {
+            packed_key_square[i] =
+                packed_square(packed_key_row(2u * i), packed_key_row(2u * i + 1u));
+        }
+        if params.packed.value_width == 8u {
+            packed_value_square[i] =
+                packed_square(packed_value_row(2u * i), packed_value_row(2u * i + 1u));
+        }
     }
+}
+
+// Bytes of the indices of 8 channels.
+fn packed_bytes(width: u32, form: u32) -> u32 {
+    let two = select(4u, 3u, packed_has(form, PACKED_SIX));
+    return select(select(two, 2u, width == 4u), 1u, width == 8u);
+}
+
+// The indices of piece `piece` of a page's keys, lowest bits first.
+fn packed_key_code(page: vec4<u32>, piece: u32, bytes: u32) -> u32 {
+    let byte = piece * bytes;
+    let shift = (byte & 3u) * 8u;
+    var code = packed_key(page, byte >> 2u) >> shift;
+    // Only indices of three bytes can lie in two words.
+    if shift + 8u * bytes > 32u {
+        code |= packed_key(page, (byte >> 2u) + 1u) << (32u - shift);
+    }
+    return code & (0xffffffffu >> (32u - 8u * bytes));
+}
+
+fn packed_value_code(page: vec4<u32>, piece: u32, bytes: u32) -> u32 {
+    let byte = piece * bytes;
+    let shift = (byte & 3u) * 8u;
+    var code = packed_value(page, byte >> 2u) >> shift;
+    if shift + 8u * bytes > 32u {
+        code |= packed_value(page, (byte >> 2u) + 1u) << (32u - shift);
+    }
+    return code & (0xffffffffu >> (32u - 8u * bytes));
+}
+
+fn packed_key_pair(index: u32) -> vec2<f32> {
+    let pair = packed_key_row(index >> 1u);
+    return select(pair.xy, pair.zw, (index & 1u) == 1u);
+}
+
+fn packed_value_pair(index: u32) -> vec2<f32> {
+    let pair = packed_value_row(index >> 1u);
+    return select(pair.xy, pair.zw, (index & 1u) == 1u);
+}
+
+// Indices of the four centroids of 2 channels that a code holds.
+fn packed_four(code: u32, form: u32) -> vec4<u32> {
+    let bits = select(8u, 6u, packed_has(form, PACKED_SIX));
+    let mask = (1u << bits) - 1u;
+    return vec4<u32>(code, code >> bits, code >> (2u * bits), code >> (3u * bits)) & vec4<u32>(mask);
+}
+
+// The centroids that a code of keys stands for; not for centroids of 8 channels.
+fn packed_key_piece(code: u32) -> AttendPiece {
+    if params.packed.key_width == 4u {
+        return AttendPiece(packed_key_row(code & 0xffu), packed_key_row(code >> 8u));
+    }
+    let four = packed_four(code, params.packed.key_form);
+    return AttendPiece(
+        vec4<f32>(packed_key_pair(four.x), packed_key_pair(four.y)),
+        vec4<f32>(packed_key_pair(four.z), packed_key_pair(four.w)),
+    );
+}
+
+fn packed_value_piece(code: u32) -> AttendPiece {
+    if params.packed.value_width == 4u {
+        return AttendPiece(packed_value_row(code & 0xffu), packed_value_row(code >> 8u));
+    }
+    let four = packed_four(code, params.packed.value_form);
+    return AttendPiece(
+        vec4<f32>(packed_value_pair(four.x), packed_value_pair(four.y)),
+        vec4<f32>(packed_value_pair(four.z), packed_value_pair(four.w)),
+    );
 }
 
 fn packed_dot_piece(index: u32, signs: u32, c: u32) -> vec4<f32> {
@@ -66,17 +155,34 @@ fn packed_dot_piece(index: u32, signs: u32, c: u32) -> vec4<f32> {
     return attend_dot(c, AttendPiece(low, high));
 }
 
-// Dot products of the rotated queries with the centroids of a token, brought to norm sqrt(d).
+// What the centroids of a token still need, their squared norm being `square`.
+fn packed_norm(form: u32, norm: f32, square: f32) -> f32 {
+    return select(1.0, norm / max(sqrt(square), PACKED_MIN_NORM), packed_has(form, PACKED_NORMED));
+}
+
+// Dot products of the rotated queries with the centroids of a token.
 fn packed_dot(page: vec4<u32>, token: u32) -> vec4<f32> {
     var sum = vec4<f32>(0.0);
     var square = 0.0;
+    let form = params.packed.key_form;
+    let signed = packed_has(form, PACKED_SIGNS);
+    if params.packed.key_width != 8u {
+        let bytes = packed_bytes(params.packed.key_width, form);
+        for (var piece = 0u; piece < ATTEND_PIECES; piece++) {
+            let code = packed_key_code(page, token * ATTEND_PIECES + piece, bytes);
+            let centroids = packed_key_piece(code);
+            sum += attend_dot(piece * 8u, centroids);
+            square += packed_square(centroids.low, centroids.high);
+        }
+        return sum * packed_norm(form, params.packed.norm_k, square);
+    }
     // A head dimension that is a multiple of 32 has whole words of codes in a token.
     if (ATTEND_PIECES & 3u) == 0u {
         for (var piece = 0u; piece < ATTEND_PIECES; piece += 4u) {
             let word = (token * ATTEND_PIECES + piece) >> 2u;
             let indices = packed_key(page, word);
             var signs = 0xffffffffu;
-            if params.packed.key_bits == 2u {
+            if signed {
                 signs = packed_key(page, word + params.packed.key_sign);
             }
             let c = piece * 8u;
@@ -94,20 +200,31 @@ fn packed_dot(page: vec4<u32>, token: u32) -> vec4<f32> {
             let byte = token * ATTEND_PIECES + piece;
             let index = page_byte(packed_key(page, byte >> 2u), byte);
             var signs = 0xffu;
-            if params.packed.key_bits == 2u {
+            if signed {
                 signs = page_byte(packed_key(page, (byte >> 2u) + params.packed.key_sign), byte);
             }
             sum += packed_dot_piece(index, signs, piece * 8u);
             square += packed_key_square[index];
         }
     }
-    return sum * (params.packed.norm_k / max(sqrt(square), PACKED_MIN_NORM));
+    return sum * packed_norm(form, params.packed.norm_k, square);
 }
 
-// What brings the centroids of a value to norm sqrt(d).
+// What the centroids of a value still need.
 fn packed_gain(page: vec4<u32>, token: u32) -> f32 {
     let pieces = params.attend.pieces_v;
+    let form = params.packed.value_form;
     var square = 0.0;
+    if !packed_has(form, PACKED_NORMED) {
+        return 1.0;
+    }
+    if params.packed.value_width != 8u {
+        for (var piece = 0u; piece < pieces; piece++) {
+            let centroids = packed_piece(page, token, piece);
+            square += packed_square(centroids.low, centroids.high);
+        }
+        return packed_norm(form, params.packed.norm_v, square);
+    }
     if (pieces & 3u) == 0u {
         for (var piece = 0u; piece < pieces; piece += 4u) {
             let indices = packed_value(page, (token * pieces + piece) >> 2u);
@@ -122,22 +239,32 @@ fn packed_gain(page: vec4<u32>, token: u32) -> f32 {
             square += packed_value_square[page_byte(packed_value(page, byte >> 2u), byte)];
         }
     }
-    return params.packed.norm_v / max(sqrt(square), PACKED_MIN_NORM);
+    return packed_norm(form, params.packed.norm_v, square);
 }
 
 fn packed_piece(page: vec4<u32>, token: u32, piece: u32) -> AttendPiece {
-    let byte = token * params.attend.pieces_v + piece;
-    let index = page_byte(packed_value(page, byte >> 2u), byte);
+    let form = params.packed.value_form;
+    let number = token * params.attend.pieces_v + piece;
+    if params.packed.value_width != 8u {
+        let bytes = packed_bytes(params.packed.value_width, form);
+        return packed_value_piece(packed_value_code(page, number, bytes));
+    }
+    let index = page_byte(packed_value(page, number >> 2u), number);
     let low = packed_value_row(2u * index);
     let high = packed_value_row(2u * index + 1u);
-    if params.packed.value_bits == 1u {
+    if !packed_has(form, PACKED_SIGNS) {
         return AttendPiece(low, high);
     }
-    let signs = page_byte(packed_value(page, (byte >> 2u) + params.packed.value_sign), byte);
+    let signs = page_byte(packed_value(page, (number >> 2u) + params.packed.value_sign), number);
     return AttendPiece(page_signed(low, signs), page_signed(high, signs >> 4u));
 }
 
 fn packed_mean(page: vec4<u32>, channel: u32) -> f32 {
+    if packed_has(params.packed.value_form, PACKED_FOUR) {
+        let grid = grid_parts(packed_value(page, params.packed.value_grid + 2u));
+        let word = packed_value(page, params.packed.value_o + (channel >> 3u));
+        return grid_value(grid, grid_nibble(word, channel));
+    }
     return page_real(packed_value(page, params.packed.value_o + (channel >> 1u)), channel);
 }
 
@@ -147,6 +274,52 @@ fn packed_means(page: vec4<u32>, c: u32) -> AttendPiece {
             packed_mean(page, c + 2u), packed_mean(page, c + 3u)),
         vec4<f32>(packed_mean(page, c + 4u), packed_mean(page, c + 5u),
             packed_mean(page, c + 6u), packed_mean(page, c + 7u)),
+    );
+}
+
+fn packed_key_mean(page: vec4<u32>, channel: u32) -> f32 {
+    if packed_has(params.packed.key_form, PACKED_FOUR) {
+        let grid = grid_parts(packed_key(page, params.packed.key_grid + 2u));
+        let word = packed_key(page, params.packed.key_o + (channel >> 3u));
+        return grid_value(grid, grid_nibble(word, channel));
+    }
+    return page_real(packed_key(page, params.packed.key_o + (channel >> 1u)), channel);
+}
+
+// Both scales of a key or a value.
+fn packed_key_scales(page: vec4<u32>, token: u32) -> vec2<f32> {
+    let plan = params.packed;
+    if packed_has(plan.key_form, PACKED_FOUR) {
+        let first = grid_parts(packed_key(page, plan.key_grid));
+        let second = grid_parts(packed_key(page, plan.key_grid + 1u));
+        let word = token >> 3u;
+        return vec2<f32>(
+            grid_scale(first, grid_nibble(packed_key(page, plan.key_s1 + word), token)),
+            grid_scale(second, grid_nibble(packed_key(page, plan.key_s2 + word), token)),
+        );
+    }
+    let half = token >> 1u;
+    return vec2<f32>(
+        page_scale(packed_key(page, plan.key_s1 + half), token),
+        page_real(packed_key(page, plan.key_s2 + half), token),
+    );
+}
+
+fn packed_value_scales(page: vec4<u32>, token: u32) -> vec2<f32> {
+    let plan = params.packed;
+    if packed_has(plan.value_form, PACKED_FOUR) {
+        let first = grid_parts(packed_value(page, plan.value_grid));
+        let second = grid_parts(packed_value(page, plan.value_grid + 1u));
+        let word = token >> 3u;
+        return vec2<f32>(
+            grid_scale(first, grid_nibble(packed_value(page, plan.value_s1 + word), token)),
+            grid_scale(second, grid_nibble(packed_value(page, plan.value_s2 + word), token)),
+        );
+    }
+    let half = token >> 1u;
+    return vec2<f32>(
+        page_scale(packed_value(page, plan.value_s1 + half), token),
+        page_real(packed_value(page, plan.value_s2 + half), token),
     );
 }
 
@@ -161,9 +334,10 @@ fn packed_page(
     let plan = params.packed;
     let tokens = plan.chunk;
     var part = vec4<f32>(0.0);
+    // A mean in the Hadamard domain meets the transformed query.
+    let shown = select(0u, HEAD_DIM, packed_has(plan.key_form, PACKED_TURNED));
     for (var c = own.lane; c < HEAD_DIM; c += SOFTMAX_LANES) {
-        let mean = page_real(packed_key(page, plan.key_o + (c >> 1u)), c);
-        part += attend_real(block.query, c) * mean;
+        part += attend_real(block.query, shown + c) * packed_key_mean(page, c);
     }
     let shared_dot = softmax_sum(own.lane, part);
     for (var tile = 0u; tile < tokens; tile += SOFTMAX_LANES) {
@@ -178,14 +352,12 @@ fn packed_page(
                 position = packed_position(page, token);
             }
             seen = attend_seen(block, position);
-            let half = token >> 1u;
-            let key_s2 = page_real(packed_key(page, plan.key_s2 + half), token);
-            let inner = key_s2 * packed_dot(page, token) + shared_dot;
-            let dot = page_scale(packed_key(page, plan.key_s1 + half), token) * inner;
+            let key = packed_key_scales(page, token);
+            let dot = key.x * (key.y * packed_dot(page, token) + shared_dot);
             logit = select(logit, attend_logit(block, dot), seen);
-            s1 = page_scale(packed_value(page, plan.value_s1 + half), token);
-            s2 = page_real(packed_value(page, plan.value_s2 + half), token)
-                * packed_gain(page, token);
+            let value = packed_value_scales(page, token);
+            s1 = value.x;
+            s2 = value.y * packed_gain(page, token);
         }
         let step = attend_weigh(own.lane, logit, seen, run);
         let scaled = step.weight * s1;
@@ -195,7 +367,15 @@ fn packed_page(
         if own.owns {
             let count = min(tokens - tile, SOFTMAX_LANES);
             var sums = (*run).sums;
-            for (var t = own.group; t < count; t += params.attend.groups) {
+            let groups = params.attend.groups;
+            var t = own.group;
+            for (; t + groups < count; t += 2u * groups) {
+                let a = packed_piece(page, tile + t, own.piece);
+                let b = packed_piece(page, tile + t + groups, own.piece);
+                sums = attend_add(sums, attend_weight[t], a);
+                sums = attend_add(sums, attend_weight[t + groups], b);
+            }
+            if t < count {
                 sums = attend_add(sums, attend_weight[t], packed_piece(page, tile + t, own.piece));
             }
             (*run).sums = sums;
@@ -207,9 +387,23 @@ fn packed_page(
     }
 }
 
+fn packed_join(a: AttendSums, b: AttendSums) -> AttendSums {
+    return AttendSums(
+        a.a + b.a, a.b + b.b, a.c + b.c, a.d + b.d, a.e + b.e, a.f + b.f, a.g + b.g, a.h + b.h);
+}
+
 fn packed_finish(own: AttendLane, place: vec4<u32>, run: AttendRun, means: AttendSums) {
-    attend_finish(own, place, params.attend.head_dim_v + 2u, run);
+    var whole = run;
+    var plain = means;
+    // Means in the Hadamard domain go where the centroids go.
+    if packed_has(params.packed.value_form, PACKED_TURNED) {
+        if own.group == 0u {
+            whole.sums = packed_join(run.sums, means);
+        }
+        plain = attend_zero();
+    }
+    attend_finish(own, place, params.attend.head_dim_v + 2u, whole);
     if own.group == 0u {
-        attend_store_sums(place, 8u * own.piece, means);
+        attend_store_sums(place, 8u * own.piece, plain);
     }
 }

@@ -20,8 +20,22 @@ fn raw_tile(
         }
         seen = attend_seen(block, position);
         var dot = vec4<f32>(0.0);
-        for (var piece = 0u; piece < ATTEND_PIECES; piece++) {
-            dot += attend_dot(8u * piece, raw_key(tile, own.lane, piece));
+        // Several loads at a time, since nothing else hides how long each takes.
+        if (ATTEND_PIECES & 3u) == 0u {
+            for (var piece = 0u; piece < ATTEND_PIECES; piece += 4u) {
+                let a = raw_key(tile, own.lane, piece);
+                let b = raw_key(tile, own.lane, piece + 1u);
+                let c = raw_key(tile, own.lane, piece + 2u);
+                let d = raw_key(tile, own.lane, piece + 3u);
+                dot += attend_dot(8u * piece, a);
+                dot += attend_dot(8u * piece + 8u, b);
+                dot += attend_dot(8u * piece + 16u, c);
+                dot += attend_dot(8u * piece + 24u, d);
+            }
+        } else {
+            for (var piece = 0u; piece < ATTEND_PIECES; piece++) {
+                dot += attend_dot(8u * piece, raw_key(tile, own.lane, piece));
+            }
         }
         logit = select(logit, attend_logit(block, dot), seen);
     }
@@ -32,13 +46,17 @@ fn raw_tile(
         let groups = params.attend.groups;
         var sums = (*run).sums;
         var token = own.group;
-        for (; token + groups < count; token += 2u * groups) {
-            let first = raw_value(tile, token, own.piece);
-            let second = raw_value(tile, token + groups, own.piece);
-            sums = attend_add(sums, attend_weight[token], first);
-            sums = attend_add(sums, attend_weight[token + groups], second);
+        for (; token + 3u * groups < count; token += 4u * groups) {
+            let a = raw_value(tile, token, own.piece);
+            let b = raw_value(tile, token + groups, own.piece);
+            let c = raw_value(tile, token + 2u * groups, own.piece);
+            let d = raw_value(tile, token + 3u * groups, own.piece);
+            sums = attend_add(sums, attend_weight[token], a);
+            sums = attend_add(sums, attend_weight[token + groups], b);
+            sums = attend_add(sums, attend_weight[token + 2u * groups], c);
+            sums = attend_add(sums, attend_weight[token + 3u * groups], d);
         }
-        if token < count {
+        for (; token < count; token += groups) {
             sums = attend_add(sums, attend_weight[token], raw_value(tile, token, own.piece));
         }
         (*run).sums = sums;

@@ -1,9 +1,10 @@
-// Unpacks the first tokens of a page: token t is s1 * (s2 * H^T c + o), c being its centroids at norm
-// sqrt(d). Twin: src/nsnquant/cpu/decode.rs, with the same order of sums.
+// Unpacks the first tokens of a page: token t is s1 * (s2 * H^T c + o), c being its centroids, at norm
+// sqrt(d) where the gain is the token's own. Twin: src/nsnquant/cpu/decode.rs, with the same order of
+// sums.
 // Tokens come in batches that fill hadamard_data. A lane owns two pieces of a batch.
-// Needs element.wgsl, page.wgsl and hadamard.wgsl, and these bindings: `pages` (read), `book` (read),
-// `rows` (written), and `params` with dtype, sign_offset, s1_offset, s2_offset, o_offset, scale and
-// norm.
+// Needs element.wgsl, page.wgsl, hadamard.wgsl and grid.wgsl, these bindings: `pages` (read), `book`
+// (read), `rows` (written), `params` with dtype, sign_offset, s1_offset, s2_offset, o_offset,
+// grid_offset, scale and norm, and the codec's constants (src/nsnquant/gpu/device.rs).
 
 const LANES: u32 = HADAMARD_LANES;
 const MIN_SCALE: f32 = 1e-8;
@@ -27,20 +28,48 @@ fn batch_token(place: u32) -> u32 {
     return (place * PIECES_MAGIC) >> 16u;
 }
 
-// Fills the piece `place` of the batch from the codes at `byte` of the page at word `page`.
-fn look_up(page: u32, byte: u32, place: u32, live: bool) {
+// The indices of piece `piece` of the page at word `page`, lowest bits first.
+fn page_code(page: u32, piece: u32) -> u32 {
+    let byte = piece * CODE_BYTES;
+    let word = page + (byte >> 2u);
+    let shift = (byte & 3u) * 8u;
+    var code = pages[word] >> shift;
+    // Only indices of three bytes can lie in two words.
+    if shift + 8u * CODE_BYTES > 32u {
+        code |= pages[word + 1u] << (32u - shift);
+    }
+    return code & (0xffffffffu >> (32u - 8u * CODE_BYTES));
+}
+
+fn row2(index: u32) -> vec2<f32> {
+    let pair = book[index >> 1u];
+    return select(pair.xy, pair.zw, (index & 1u) == 1u);
+}
+
+// Fills the piece `place` of the batch from piece `piece` of the page at word `page`.
+fn look_up(page: u32, piece: u32, place: u32, live: bool) {
     var low = vec4<f32>(0.0);
     var high = vec4<f32>(0.0);
     var square = 0.0;
     if live {
-        let index = page_byte(pages[page + (byte >> 2u)], byte);
-        low = book[2u * index];
-        high = book[2u * index + 1u];
+        let code = page_code(page, piece);
+        if WIDTH == 8u {
+            low = book[2u * code];
+            high = book[2u * code + 1u];
+        } else if WIDTH == 4u {
+            low = book[code & 0xffu];
+            high = book[code >> 8u];
+        } else {
+            let mask = ROWS - 1u;
+            low = vec4<f32>(row2(code & mask), row2((code >> INDEX_BITS) & mask));
+            high = vec4<f32>(row2((code >> (2u * INDEX_BITS)) & mask),
+                row2((code >> (3u * INDEX_BITS)) & mask));
+        }
         let a = low * low;
         let b = high * high;
         square = ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
-        if BITS == 2u {
-            let signs = page_byte(pages[page + params.sign_offset + (byte >> 2u)], byte);
+        if SIGNS == 1u {
+            let signs = page_byte(pages[page + params.sign_offset + (piece >> 2u)], piece);
             low = page_signed(low, signs);
             high = page_signed(high, signs >> 4u);
         }
@@ -56,6 +85,34 @@ fn look_up(page: u32, byte: u32, place: u32, live: bool) {
         hadamard_data[at + 5u] = high.y;
         hadamard_data[at + 6u] = high.z;
         hadamard_data[at + 7u] = high.w;
+    }
+}
+
+// Puts the mean of the page at word `page`, not transformed, into wg_mean. To be called by the whole
+// workgroup.
+fn load_mean(lane: u32, page: u32) {
+    var grid = vec2<f32>(0.0);
+    if FOUR == 1u {
+        grid = grid_parts(pages[page + params.grid_offset + 2u]);
+    }
+    for (var c = lane; c < HEAD_DIM; c += LANES) {
+        if FOUR == 1u {
+            let word = pages[page + params.o_offset + (c >> 3u)];
+            wg_mean[c] = grid_value(grid, grid_nibble(word, c));
+        } else {
+            wg_mean[c] = page_real(pages[page + params.o_offset + (c >> 1u)], c);
+        }
+    }
+    if TURNED == 1u {
+        workgroupBarrier();
+        for (var i = lane; i < HADAMARD_VALUES; i += LANES) {
+            hadamard_data[i] = select(0.0, wg_mean[min(i, HEAD_DIM - 1u)], i < HEAD_DIM);
+        }
+        hadamard_back(lane);
+        for (var c = lane; c < HEAD_DIM; c += LANES) {
+            wg_mean[c] = hadamard_data[c] * params.scale;
+        }
+        workgroupBarrier();
     }
 }
 
@@ -85,14 +142,17 @@ fn narrow(value: f32) -> u32 {
 fn decode_chunk(lane: u32, chunk: u32, page: u32, out: u32) {
     let place = vec2<u32>(lane, lane + LANES);
     let token = vec2<u32>(batch_token(place.x), batch_token(place.y));
-    for (var c = lane; c < HEAD_DIM; c += LANES) {
-        wg_mean[c] = page_real(pages[page + params.o_offset + (c >> 1u)], c);
+    load_mean(lane, page);
+    var grids = vec4<f32>(0.0);
+    if FOUR == 1u {
+        let at = page + params.grid_offset;
+        grids = vec4<f32>(grid_parts(pages[at]), grid_parts(pages[at + 1u]));
     }
     for (var first = 0u; first < chunk; first += BATCH) {
         let live = (token < vec2<u32>(BATCH)) & (token + first < vec2<u32>(chunk));
-        let byte = first * PIECES + place;
-        look_up(page, byte.x, place.x, live.x);
-        look_up(page, byte.y, place.y, live.y);
+        let piece = first * PIECES + place;
+        look_up(page, piece.x, place.x, live.x);
+        look_up(page, piece.y, place.y, live.y);
         workgroupBarrier();
         for (var t = lane; t < BATCH; t += LANES) {
             var square = 0.0;
@@ -100,11 +160,21 @@ fn decode_chunk(lane: u32, chunk: u32, page: u32, out: u32) {
                 square += wg_square[t * PIECES + p];
             }
             let at = min(first + t, chunk - 1u);
-            wg_gain[t] = params.norm / max(sqrt(square), MIN_SCALE) * params.scale;
-            wg_s1[t] = page_scale(pages[page + params.s1_offset + (at >> 1u)], at);
-            wg_s2[t] = page_real(pages[page + params.s2_offset + (at >> 1u)], at);
+            wg_gain[t] = params.scale;
+            if GAIN == 0u {
+                wg_gain[t] = params.norm / max(sqrt(square), MIN_SCALE) * params.scale;
+            }
+            if FOUR == 1u {
+                let first_word = pages[page + params.s1_offset + (at >> 3u)];
+                let second_word = pages[page + params.s2_offset + (at >> 3u)];
+                wg_s1[t] = grid_scale(grids.xy, grid_nibble(first_word, at));
+                wg_s2[t] = grid_scale(grids.zw, grid_nibble(second_word, at));
+            } else {
+                wg_s1[t] = page_scale(pages[page + params.s1_offset + (at >> 1u)], at);
+                wg_s2[t] = page_real(pages[page + params.s2_offset + (at >> 1u)], at);
+            }
         }
-        hadamard_apply(lane, HADAMARD_BACK);
+        hadamard_back(lane);
         let count = min(BATCH, chunk - first) * HEAD_DIM;
         let at_first = first * HEAD_DIM;
         if params.dtype == 0u {

@@ -3,7 +3,7 @@
 //
 // Wants these constants: HADAMARD_LANES, invocations of the workgroup, a multiple of 32;
 // HADAMARD_VALUES, values in hadamard_data, a multiple of the head dimension; HADAMARD_ORDER, m;
-// HADAMARD_RUN_LOG, k; HADAMARD_FORWARD and HADAMARD_BACK, where the rows of H_m and of its
+// HADAMARD_RUN_LOG, k; HADAMARD_SIGNED, 1 where there is a seed, and HADAMARD_SEED; HADAMARD_FORWARD and HADAMARD_BACK, where the rows of H_m and of its
 // transpose start in the table.
 
 // Rows of H_12, H_20, its transpose and H_28; a bit is set where the entry is -1.
@@ -54,6 +54,39 @@ fn hadamard_apply(lane: u32, table: u32) {
         hadamard_mix(lane);
     }
 }
+
+// Negates the channels that the seed says (src/nsnquant/hadamard.rs).
+fn hadamard_flip(lane: u32) {
+    for (var c = lane; c < HADAMARD_DIM; c += HADAMARD_LANES) {
+        var x = HADAMARD_SEED + c * 0x9e3779b9u;
+        x = (x ^ (x >> 16u)) * 0x85ebca6bu;
+        x = (x ^ (x >> 13u)) * 0xc2b2ae35u;
+        if ((x ^ (x >> 16u)) & 1u) == 1u {
+            for (var at = c; at < HADAMARD_VALUES; at += HADAMARD_DIM) {
+                hadamard_data[at] = -hadamard_data[at];
+            }
+        }
+    }
+}
+
+// The transform with the signs of its seed. To be called by the whole workgroup, as its inverse.
+fn hadamard_forward(lane: u32) {
+    if HADAMARD_SIGNED == 1u {
+        workgroupBarrier();
+        hadamard_flip(lane);
+    }
+    hadamard_apply(lane, HADAMARD_FORWARD);
+}
+
+fn hadamard_back(lane: u32) {
+    hadamard_apply(lane, HADAMARD_BACK);
+    if HADAMARD_SIGNED == 1u {
+        hadamard_flip(lane);
+        workgroupBarrier();
+    }
+}
+
+const HADAMARD_DIM: u32 = HADAMARD_ORDER << HADAMARD_RUN_LOG;
 
 // Stages that are done three at a time, on eight values in registers: the same sums as stage after
 // stage, with a third of the barriers.

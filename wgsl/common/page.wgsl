@@ -25,6 +25,6 @@ fn page_real(word: u32, index: u32) -> f32 {
 
 // Channels `signs` bit 0 to 3 of a centroid, negated where the bit is 0.
 fn page_signed(row: vec4<f32>, signs: u32) -> vec4<f32> {
-    let positive = (vec4<u32>(signs) >> vec4<u32>(0u, 1u, 2u, 3u)) & vec4<u32>(1u);
-    return select(-row, row, positive == vec4<u32>(1u));
+    let flips = (vec4<u32>(~signs) << vec4<u32>(31u, 30u, 29u, 28u)) & vec4<u32>(0x80000000u);
+    return bitcast<vec4<f32>>(bitcast<vec4<u32>>(row) ^ flips);
 }

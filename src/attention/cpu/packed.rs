@@ -1,14 +1,12 @@
 //! Partial states over the packed pages of a row, read as they are.
 
-use half::f16;
-
 use super::math::{dot, dot_tile, weigh_tile};
 use super::merge::Partial;
 use super::rotate::Block;
 use super::{BLOCK, SPLIT, TILE, splits};
 use crate::attention::plan::Plan;
 use crate::attention::view::PackedView;
-use crate::layout::{CODEBOOK_ROWS, PIECE, PageLayout, decode_scale};
+use crate::layout::{Family, Gain, MeanDomain, PIECE, PageLayout};
 use crate::nsnquant::Codec;
 use crate::primitives::parallel::map;
 
@@ -42,16 +40,8 @@ struct Book {
 
 impl Book {
     fn new(codec: &Codec) -> Self {
-        let rows = codec.codebook().rows(codec.layout().bits());
-        debug_assert_eq!(rows.len(), CODEBOOK_ROWS * PIECE);
-        let squares = rows
-            .chunks_exact(PIECE)
-            .map(|c| {
-                ((c[0] * c[0] + c[1] * c[1]) + (c[2] * c[2] + c[3] * c[3]))
-                    + ((c[4] * c[4] + c[5] * c[5]) + (c[6] * c[6] + c[7] * c[7]))
-            })
-            .collect();
-        Self { squares }
+        let rows = codec.book().values().chunks_exact(codec.book().width());
+        Self { squares: rows.map(square_sum).collect() }
     }
 }
 
@@ -75,7 +65,7 @@ struct Tile {
     /// Centroids with their signs, in the Hadamard domain, `[tokens, head_dim]`.
     rows: Vec<f32>,
     s1: [f32; TILE],
-    /// `s2` times the gain that brings a token's centroids to norm sqrt(head_dim).
+    /// `s2` times the gain that the centroids still need.
     s2: [f32; TILE],
 }
 
@@ -90,56 +80,69 @@ impl Tile {
         page: &[u32],
         tokens: core::ops::Range<usize>,
     ) {
-        let layout = codec.layout();
-        let (dim, pieces) = (layout.head_dim(), layout.pieces());
-        let rows = codec.codebook().rows(layout.bits());
-        let norm = (dim as f32).sqrt();
+        let dim = codec.layout().head_dim();
+        let unit = codec.scheme().family == Family::Unit;
         for (at, token) in tokens.enumerate() {
-            let mut square = 0.0;
             let out = &mut self.rows[at * dim..(at + 1) * dim];
-            for (piece, out) in out.chunks_exact_mut(PIECE).enumerate() {
-                let byte = token * pieces + piece;
-                let index = usize::from(PageLayout::byte(page, 0, byte));
-                let row = &rows[index * PIECE..(index + 1) * PIECE];
-                square += book.squares[index];
-                match layout.signs() {
-                    false => out.copy_from_slice(row),
-                    true => {
-                        let mask = PageLayout::byte(page, layout.sign_offset(), byte);
-                        let low = FLIPS[usize::from(mask & 15)];
-                        let high = FLIPS[usize::from(mask >> 4)];
-                        for channel in 0..4 {
-                            let flipped = row[channel].to_bits() ^ low[channel];
-                            out[channel] = f32::from_bits(flipped);
-                        }
-                        for channel in 0..4 {
-                            let flipped = row[4 + channel].to_bits() ^ high[channel];
-                            out[4 + channel] = f32::from_bits(flipped);
-                        }
-                    }
-                }
-            }
-            let half = |vector| PageLayout::half(page, vector, token);
-            self.s1[at] = finite(decode_scale(half(layout.s1_offset())));
-            let s2 = finite(read_half(half(layout.s2_offset())));
-            self.s2[at] = s2 * (norm / square.sqrt().max(MIN_NORM));
+            let gain = if unit {
+                read_unit(codec, book, page, token, out)
+            } else {
+                codec.centroids(page, token, out)
+            };
+            self.s1[at] = codec.s1(page, token);
+            self.s2[at] = codec.s2(page, token) * gain;
         }
     }
 }
 
-fn read_half(bits: u16) -> f32 {
-    f16::from_bits(bits).to_f32()
-}
-
-/// A page that was not made by an encoder may hold a non-finite number, which reads as 0.
-fn finite(value: f32) -> f32 {
-    if value.is_finite() { value } else { 0.0 }
+/// As [`Codec::centroids`], with unit books, the signs four at a time.
+fn read_unit(codec: &Codec, book: &Book, page: &[u32], token: usize, out: &mut [f32]) -> f32 {
+    let layout = codec.layout();
+    let rows = codec.book().values();
+    let mut square = 0.0;
+    for (piece, out) in out.chunks_exact_mut(PIECE).enumerate() {
+        let byte = token * layout.pieces() + piece;
+        let index = usize::from(PageLayout::byte(page, 0, byte));
+        let row = &rows[index * PIECE..(index + 1) * PIECE];
+        square += book.squares[index];
+        if layout.signs() {
+            let mask = PageLayout::byte(page, layout.sign_offset(), byte);
+            let low = FLIPS[usize::from(mask & 15)];
+            let high = FLIPS[usize::from(mask >> 4)];
+            for channel in 0..4 {
+                let flipped = row[channel].to_bits() ^ low[channel];
+                out[channel] = f32::from_bits(flipped);
+            }
+            for channel in 0..4 {
+                let flipped = row[4 + channel].to_bits() ^ high[channel];
+                out[4 + channel] = f32::from_bits(flipped);
+            }
+        } else {
+            out.copy_from_slice(row);
+        }
+    }
+    match codec.scheme().gain {
+        Gain::TokenNorm => (layout.head_dim() as f32).sqrt() / square.sqrt().max(MIN_NORM),
+        Gain::Unbiased | Gain::NormPreserving => 1.0,
+    }
 }
 
 fn means(codec: &Codec, page: &[u32], out: &mut [f32]) {
-    let vector = codec.layout().o_offset();
     for (channel, out) in out.iter_mut().enumerate() {
-        *out = finite(read_half(PageLayout::half(page, vector, channel)));
+        *out = codec.o(page, channel);
+    }
+}
+
+/// Whether the means of a codec are in the Hadamard domain.
+fn turned(codec: &Codec) -> bool {
+    codec.scheme().mean == MeanDomain::Hadamard
+}
+
+fn square_sum(c: &[f32]) -> f32 {
+    match c.len() {
+        8 => square_sum(&c[..4]) + square_sum(&c[4..]),
+        4 => square_sum(&c[..2]) + square_sum(&c[2..]),
+        _ => c.iter().map(|c| c * c).sum(),
     }
 }
 
@@ -200,8 +203,8 @@ impl<'a> Worker<'a> {
         means(keys.0, page.keys, &mut self.means[..dim_k]);
         let mut shared = [0.0; BLOCK];
         for (query, shared) in shared[..count].iter_mut().enumerate() {
-            let plain = &self.block.plain[query * dim_k..(query + 1) * dim_k];
-            *shared = dot(plain, &self.means[..dim_k]);
+            let own = if turned(keys.0) { self.block.rotated } else { self.block.plain };
+            *shared = dot(&own[query * dim_k..(query + 1) * dim_k], &self.means[..dim_k]);
         }
         means(values.0, page.values, &mut self.means[..dim_v]);
         let mut logits = [[0.0; TILE]; BLOCK];
@@ -235,7 +238,11 @@ impl<'a> Worker<'a> {
                 total += scaled;
                 *weight = scaled * self.values.s2[at];
             }
-            let sums = &mut self.partial.plain[query * dim..(query + 1) * dim];
+            let sums = match turned(self.codecs.values.0) {
+                true => &mut self.partial.rotated,
+                false => &mut self.partial.plain,
+            };
+            let sums = &mut sums[query * dim..(query + 1) * dim];
             for (sum, mean) in sums.iter_mut().zip(&self.means) {
                 *sum += total * mean;
             }

@@ -4,7 +4,7 @@
 use crate::attention::params::{AttendParams, PackedPageParams};
 use crate::attention::plan::Plan;
 use crate::gpu::Magic;
-use crate::layout::{PIECE, PageLayout};
+use crate::layout::{Gain, MeanDomain, Metadata, PIECE, PageLayout};
 
 /// Queries that a workgroup answers together, in the lanes of a vec4.
 pub(super) const BLOCK: usize = 4;
@@ -67,6 +67,19 @@ impl Partials<'_> {
     }
 }
 
+/// How pages of a layout are packed, by the `PACKED_` constants of `wgsl/common/attend_packed.wgsl`.
+fn form(layout: &PageLayout) -> u32 {
+    let scheme = layout.scheme();
+    let flags = [
+        layout.signs(),
+        scheme.metadata == Metadata::Four,
+        scheme.mean == MeanDomain::Hadamard,
+        scheme.gain == Gain::TokenNorm,
+        layout.index_bits() == 6,
+    ];
+    flags.iter().enumerate().map(|(bit, set)| u32::from(*set) << bit).sum()
+}
+
 /// What kernels are told of packed pages whose keys and values lie each by themselves, positions
 /// too; pages of a pool differ in the last seven fields.
 pub(super) fn page_params(keys: &PageLayout, values: &PageLayout) -> PackedPageParams {
@@ -74,16 +87,20 @@ pub(super) fn page_params(keys: &PageLayout, values: &PageLayout) -> PackedPageP
         chunk: keys.chunk() as u32,
         norm_k: (keys.head_dim() as f32).sqrt(),
         norm_v: (values.head_dim() as f32).sqrt(),
-        key_bits: keys.bits().get() as u32,
-        value_bits: values.bits().get() as u32,
+        key_form: form(keys),
+        value_form: form(values),
+        key_width: keys.width() as u32,
+        value_width: values.width() as u32,
         key_sign: keys.sign_offset() as u32,
         key_s1: keys.s1_offset() as u32,
         key_s2: keys.s2_offset() as u32,
         key_o: keys.o_offset() as u32,
+        key_grid: keys.grid_offset() as u32,
         value_sign: values.sign_offset() as u32,
         value_s1: values.s1_offset() as u32,
         value_s2: values.s2_offset() as u32,
         value_o: values.o_offset() as u32,
+        value_grid: values.grid_offset() as u32,
         key_words: keys.words() as u32,
         value_words: values.words() as u32,
         position_words: keys.chunk() as u32,

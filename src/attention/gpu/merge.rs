@@ -3,11 +3,12 @@
 use core::ops::Range;
 
 use super::block::Partials;
-use super::{DeviceAttended, hadamard_variant, head_dims};
+use super::{DeviceAttended, hadamard_variant, hadamard_variants};
 use crate::attention::params::MergeParams;
 use crate::attention::plan::Plan;
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
+use crate::layout::PageLayout;
 use crate::nsnquant::Hadamard;
 
 pub(super) static KERNEL: Kernel = Kernel {
@@ -27,7 +28,7 @@ pub(super) static KERNEL: Kernel = Kernel {
 };
 
 pub(super) fn variants() -> Vec<Variant> {
-    head_dims().filter_map(|dim| hadamard_variant(dim).ok()).collect()
+    hadamard_variants()
 }
 
 /// The slots of rows.
@@ -39,13 +40,15 @@ pub(super) enum Slots<'a> {
     Listed { lists: Slice<'a>, at: u32 },
 }
 
-/// Records the merging of the partial states of some rows into the outputs.
+/// Records the merging of the partial states of some rows into the outputs; `packed` is how packed
+/// values lie, if there are any.
 pub(super) fn record(
     rec: &mut Recorder<'_>,
     plan: &Plan,
     rows: Range<usize>,
     slots: Slots<'_>,
     partials: &Partials<'_>,
+    packed: Option<&PageLayout>,
     attended: &DeviceAttended,
 ) -> Result<()> {
     let by_span = Magic::of(partials.span());
@@ -77,7 +80,7 @@ pub(super) fn record(
     };
     rec.dispatch(
         &KERNEL,
-        &hadamard_variant(plan.head_dim_v)?,
+        &hadamard_variant(plan.head_dim_v, packed.and_then(|values| values.scheme().signs))?,
         &params,
         &[lists, Slice::all(partials.buffer), Slice::all(&attended.out), Slice::all(&attended.lse)],
         Groups((rows.len() * partials.span()) as u64),

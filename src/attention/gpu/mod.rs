@@ -85,7 +85,9 @@ pub fn attend(
     let buffer = rec.context().create("wgkv attention partials", size)?;
     let queries_of = (0, plan.per_row);
     let partials = Partials { buffer: &buffer, queries: queries_of, stride, slot_base: 0 };
-    let prepared = rotate::record(rec, &plan, queries, None, packed > 0)?;
+    let layouts =
+        packed_view.map(|packed| [packed.keys, packed.values].map(|codec| codec.layout()));
+    let prepared = rotate::record(rec, &plan, queries, None, layouts.map(|[keys, _]| keys))?;
     if raw > 0 {
         raw::record(rec, &plan, view, &prepared, &partials, [raw, slots])?;
     }
@@ -93,7 +95,8 @@ pub fn attend(
         packed::record(rec, &plan, view, &prepared, &partials, [packed, slots])?;
     }
     let slots = merge::Slots::Same { raw, packed };
-    merge::record(rec, &plan, 0..plan.kv_rows, slots, &partials, &attended)?;
+    let values = layouts.map(|[_, values]| values);
+    merge::record(rec, &plan, 0..plan.kv_rows, slots, &partials, values, &attended)?;
     Ok(attended)
 }
 
@@ -142,9 +145,17 @@ fn head_dim_variant(head_dim: usize) -> Variant {
     Variant { constants: vec![("HEAD_DIM", head_dim as u32)], overrides: Vec::new() }
 }
 
-/// The variant of a stage that transforms one row of a head dimension in a workgroup.
-fn hadamard_variant(head_dim: usize) -> Result<Variant> {
-    let hadamard = Hadamard::new("head_dim", head_dim)?;
+/// Variants of a stage that transforms one row, for each head dimension and with signs.
+fn hadamard_variants() -> Vec<Variant> {
+    let plain = head_dims().map(|dim| (dim, None));
+    let all = plain.chain([(64, Some(1)), (80, Some(1))]);
+    all.filter_map(|(dim, seed)| hadamard_variant(dim, seed).ok()).collect()
+}
+
+/// The variant of a stage that transforms one row of a head dimension in a workgroup, with signs from
+/// a seed if there is one.
+fn hadamard_variant(head_dim: usize, seed: Option<u32>) -> Result<Variant> {
+    let hadamard = Hadamard::signed("head_dim", head_dim, seed)?;
     let mut constants = hadamard_constants(&hadamard, HADAMARD_LANES, 1);
     constants.push(("HEAD_DIM", head_dim as u32));
     Ok(Variant { constants, overrides: Vec::new() })

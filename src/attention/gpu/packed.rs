@@ -13,6 +13,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     source: concat!(
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/page.wgsl"),
+        include_str!("../../../wgsl/common/grid.wgsl"),
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/softmax.wgsl"),
         include_str!("../../../wgsl/common/attend.wgsl"),

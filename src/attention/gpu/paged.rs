@@ -81,11 +81,7 @@ pub fn attend_paged(
     let plan = plan(tables.rows(), view.layout.head_dims(), queries, settings)?;
     let packed = !tables.class(PageClass::Packed).launches.is_empty();
     let book = match (packed, view.codebook, view.layout.packed()) {
-        (true, Some(book), Some(pages)) => {
-            // Refused here, before anything is recorded.
-            pages.iter().try_for_each(|page| book.first_four(page).map(|_| ()))?;
-            Some(book)
-        }
+        (true, Some(book), Some(_)) => Some(book),
         (true, ..) => return Err(Error::Empty { argument: "codebook" }),
         (false, ..) => None,
     };
@@ -108,7 +104,8 @@ pub fn attend_paged(
             Some(DeviceFirsts { numbers: Slice::all(&own), plus: 0 })
         }
     };
-    let prepared = rotate::record(rec, &plan, queries, firsts, packed)?;
+    let layouts = view.layout.packed().filter(|_| packed);
+    let prepared = rotate::record(rec, &plan, queries, firsts, layouts.map(|[keys, _]| keys))?;
     let buffer = rec.context().create("wgkv attention partials", rounds.bytes)?;
     for first in (0..plan.per_row).step_by(rounds.span) {
         for rows in &rounds.rows {
@@ -154,7 +151,8 @@ pub fn attend_paged(
                 kept += lists.kept(rows.end) - base;
             }
             let slots = merge::Slots::Listed { lists: tables.lists(), at: tables.slots_at() };
-            merge::record(rec, &plan, rows.clone(), slots, &partials, &attended)?;
+            let values = layouts.map(|[_, values]| values);
+            merge::record(rec, &plan, rows.clone(), slots, &partials, values, &attended)?;
         }
     }
     Ok(attended)

@@ -15,6 +15,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     source: concat!(
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/page.wgsl"),
+        include_str!("../../../wgsl/common/grid.wgsl"),
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/softmax.wgsl"),
         include_str!("../../../wgsl/common/attend.wgsl"),
@@ -55,8 +56,8 @@ pub(super) fn record(
             position_words: words,
             values_at: view.layout.values_offset(class) as u32,
             positions_at: view.layout.positions_offset(class) as u32,
-            key_book: book.first_four(keys)?,
-            value_book: book.first_four(values)?,
+            key_book: book.first_four(keys),
+            value_book: book.first_four(values),
             ..page_params(keys, values)
         },
         paged: units.params,

@@ -1,11 +1,12 @@
 //! Prepares queries. Twin: `src/attention/cpu/rotate.rs`.
 
 use super::view::DeviceQueries;
-use super::{hadamard_variant, head_dims};
+use super::{hadamard_variant, hadamard_variants};
 use crate::attention::params::RotateParams;
 use crate::attention::plan::{Firsts, Plan};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
+use crate::layout::PageLayout;
 use crate::nsnquant::Hadamard;
 
 pub(super) static KERNEL: Kernel = Kernel {
@@ -21,7 +22,7 @@ pub(super) static KERNEL: Kernel = Kernel {
 };
 
 pub(super) fn variants() -> Vec<Variant> {
-    head_dims().filter_map(|dim| hadamard_variant(dim).ok()).collect()
+    hadamard_variants()
 }
 
 /// Numbers that lie on the device, one a member of the batch, and what is added to each to give the
@@ -32,14 +33,14 @@ pub(super) struct DeviceFirsts<'a> {
     pub(super) plus: u32,
 }
 
-/// Records the preparation of all queries: `[queries, 2 * head_dim_k + 4]`, the scaled query, `H`
+/// Records the preparation of all queries for packed keys of a layout, if there are any: `[queries, 2 * head_dim_k + 4]`, the scaled query, `H`
 /// times it, how dot products with it become logits, and the last position that it sees.
 pub(super) fn record(
     rec: &mut Recorder<'_>,
     plan: &Plan,
     queries: &DeviceQueries<'_>,
     firsts: Option<DeviceFirsts<'_>>,
-    packed: bool,
+    packed: Option<&PageLayout>,
 ) -> Result<wgpu::Buffer> {
     let stride = 2 * plan.head_dim_k as u64 + 4;
     let size = (plan.queries() as u64).saturating_mul(4 * stride);
@@ -54,7 +55,7 @@ pub(super) fn record(
     let params = RotateParams {
         queries: plan.queries() as u32,
         dtype: queries.dtype.code(),
-        packed: u32::from(packed),
+        packed: u32::from(packed.is_some()),
         hadamard_scale: Hadamard::new("head_dim_k", plan.head_dim_k)?.scale(),
         scale: plan.scale,
         limit: plan.limit,
@@ -73,7 +74,7 @@ pub(super) fn record(
     let numbers = firsts.map_or(queries.data, |firsts| firsts.numbers);
     rec.dispatch(
         &KERNEL,
-        &hadamard_variant(plan.head_dim_k)?,
+        &hadamard_variant(plan.head_dim_k, packed.and_then(|keys| keys.scheme().signs))?,
         &params,
         &[queries.data, numbers, Slice::all(&prepared)],
         Groups(plan.queries() as u64),

@@ -48,6 +48,8 @@ params! {
         s2_offset: u32,
         /// Where the means start in a side.
         o_offset: u32,
+        /// Where the grids start in a side.
+        grid_offset: u32,
         /// Factor of the Hadamard transform.
         scale: f32,
     }
@@ -58,6 +60,7 @@ static KERNEL: Kernel = Kernel {
     source: concat!(
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/grid.wgsl"),
         include_str!("../../../wgsl/common/encode.wgsl"),
         include_str!("../../../wgsl/cache/pack.wgsl"),
     ),
@@ -125,6 +128,7 @@ pub fn record(
             s1_offset: packed.s1_offset() as u32,
             s2_offset: packed.s2_offset() as u32,
             o_offset: packed.o_offset() as u32,
+            grid_offset: packed.grid_offset() as u32,
             scale: codec.codec().hadamard().scale(),
         };
         let slices = [list.words, from.words, Slice::all(codec.book()), to.words];

@@ -50,6 +50,8 @@ params! {
         s2_offset: u32,
         /// Where the means start in a side.
         o_offset: u32,
+        /// Where the grids start in a side.
+        grid_offset: u32,
         /// Factor of the Hadamard transform.
         scale: f32,
         /// Norm of a token before its scales.
@@ -63,6 +65,7 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/page.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/grid.wgsl"),
         include_str!("../../../wgsl/common/decode.wgsl"),
         include_str!("../../../wgsl/cache/restore.wgsl"),
     ),
@@ -187,6 +190,7 @@ fn common(
         s1_offset: packed.s1_offset() as u32,
         s2_offset: packed.s2_offset() as u32,
         o_offset: packed.o_offset() as u32,
+        grid_offset: packed.grid_offset() as u32,
         scale: codec.codec().hadamard().scale(),
         norm: (packed.head_dim() as f32).sqrt(),
         ..RestoreParams::default()

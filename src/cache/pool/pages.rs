@@ -75,16 +75,6 @@ impl Pages {
         self.slabs.iter().zip(0..).filter(move |(slab, _)| empty(slab)).map(|(_, number)| number)
     }
 
-    /// Slabs that must be made for so many pages more, and empty ones that these leave alone.
-    pub(super) fn room(&self, layout: &PoolLayout, mut pages: u64) -> (u64, u64) {
-        let mut unused = 0;
-        for slab in self.slabs.iter().flatten() {
-            unused += u64::from(pages == 0 && slab.used == 0);
-            pages = pages.saturating_sub((slab.refs.len() - slab.used as usize) as u64);
-        }
-        (pages.div_ceil(u64::from(layout.pages_per_slab(self.class)).max(1)), unused)
-    }
-
     /// Owners of a page.
     pub(super) fn refs(&self, layout: &PoolLayout, page: PageId) -> u32 {
         let slab = self.slabs.get(layout.slab_of(self.class, page) as usize);

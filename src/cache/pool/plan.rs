@@ -24,9 +24,6 @@ use super::step::{
 use crate::error::{Error, Result};
 use crate::layout::pool::{PageClass, PageId};
 
-/// Pages from which on an operation is looked at as a whole before its lists are made.
-const MANY_PAGES: u64 = 1 << 14;
-
 /// Rows that come in for one head.
 #[derive(Clone, Copy)]
 struct Incoming {
@@ -56,72 +53,18 @@ pub(super) struct Planner<'a> {
     layers: Vec<LayerStep>,
     source_rows: u32,
     changes: Changes,
+    /// Pages and bytes of them of an operation that no budget left could hold, whose lists would be
+    /// as long as they are in vain.
+    beyond: Option<(u64, u64)>,
     chunk: u32,
     sinks: u32,
     heads: usize,
 }
 
 impl<'a> Planner<'a> {
-    /// What an operation of very many pages needs, worked out without its lists, which might not fit
-    /// the host's memory; `None` for any other.
-    pub(super) fn estimate(pool: &'a Pool, operation: &Operation<'_>) -> Result<Option<Needs>> {
-        let (parts, prompt, flush) = match operation {
-            Operation::Prefill { parts } => (*parts, true, false),
-            Operation::Append { parts, flush } => (*parts, false, *flush),
-            _ => return Ok(None),
-        };
-        let planner = Self::new(pool);
-        let (sinks, chunk) = (u64::from(planner.sinks), u64::from(planner.chunk));
-        // All but the first of the whole pages are alike, so they need not be planned one by one.
-        let left_out = |part: &Part| u64::from(part.tokens).saturating_sub(sinks + chunk) / chunk;
-        let left: u64 = parts.iter().map(left_out).sum::<u64>() * planner.heads as u64;
-        if left.saturating_mul(pool.config.layers as u64) < MANY_PAGES {
-            return Ok(None);
-        }
-        let (members, _) = planner.check_add(parts, prompt)?;
-        let rest = |part: &Part| Part {
-            tokens: part.tokens - (left_out(part) * chunk) as u32,
-            ..*part
-        };
-        let rest: Vec<Part> = parts.iter().map(rest).collect();
-        let mut planner = planner;
-        planner.add(&rest, prompt, false)?;
-
-        let raw = sinks + pool.config.recent as u64;
-        let packs = flush && pool.layout.packed().is_some();
-        let mut needs = Needs::default();
-        let mut empty = 0u64;
-        for (layer, pickers) in planner.pickers.iter().enumerate() {
-            let mut counts = pickers.each_ref().map(|picker| picker.picked.len() as u64);
-            counts[PageClass::Raw.index()] += left;
-            for (part, sequence) in parts.iter().zip(&members).filter(|_| packs) {
-                for head in pool.heads_of(sequence, layer) {
-                    let rows = u64::from(head.rows) + u64::from(part.tokens);
-                    let target = rows.saturating_sub(raw) / chunk;
-                    counts[PageClass::Packed.index()] +=
-                        target.saturating_sub(head.packed.len() as u64);
-                }
-            }
-            for class in PageClass::ALL {
-                let pages = &pool.pages[layer][class.index()];
-                let (opened, unused) = pages.room(&pool.layout, counts[class.index()]);
-                let max = pool.layout.max_slabs(class) as usize;
-                if pages.slabs().count() as u64 + opened > max as u64 {
-                    return Err(too_many("slabs", max));
-                }
-                let bytes = pool.layout.slab_bytes(class);
-                needs.pages[class.index()] += counts[class.index()];
-                needs.slab_bytes = needs.slab_bytes.saturating_add(opened.saturating_mul(bytes));
-                empty += unused * bytes;
-            }
-        }
-        let free = pool.config.byte_budget.saturating_sub(pool.allocated_bytes());
-        needs.available = free.saturating_add(empty);
-        Ok(Some(needs))
-    }
-
-    fn new(pool: &'a Pool) -> Self {
-        Self {
+    /// The step of an operation, whether or not the budget allows it.
+    pub(super) fn plan(pool: &'a Pool, operation: &Operation<'_>) -> Result<Step> {
+        let mut planner = Self {
             pool,
             pickers: pickers(pool),
             copied: HashMap::new(),
@@ -129,15 +72,11 @@ impl<'a> Planner<'a> {
             layers: vec![LayerStep::default(); pool.config.layers],
             source_rows: 0,
             changes: Changes::default(),
+            beyond: None,
             chunk: pool.layout.chunk() as u32,
             sinks: pool.layout.sinks() as u32,
             heads: pool.config.heads,
-        }
-    }
-
-    /// The step of an operation, whether or not the budget allows it.
-    pub(super) fn plan(pool: &'a Pool, operation: &Operation<'_>) -> Result<Step> {
-        let mut planner = Self::new(pool);
+        };
         match operation {
             Operation::Prefill { parts } => planner.add(parts, true, false)?,
             Operation::Append { parts, flush } => planner.add(parts, false, *flush)?,
@@ -166,8 +105,7 @@ impl<'a> Planner<'a> {
         parts.iter().enumerate().map(member).collect()
     }
 
-    /// Members that rows can be added to, and the number of all rows.
-    fn check_add(&self, parts: &[Part], prompt: bool) -> Result<(Vec<&'a Sequence>, u32)> {
+    fn add(&mut self, parts: &[Part], prompt: bool, flush: bool) -> Result<()> {
         let members = self.members(parts)?;
         let mut rows = 0u64;
         for (part, sequence) in parts.iter().zip(&members) {
@@ -184,18 +122,16 @@ impl<'a> Planner<'a> {
             }
             rows += u64::from(part.tokens) * self.heads as u64;
         }
-        let rows = u32::try_from(rows).map_err(|_| Error::OutOfRange {
+        self.source_rows = u32::try_from(rows).map_err(|_| Error::OutOfRange {
             argument: "incoming rows",
             got: rows,
             min: 0,
             max: u64::from(u32::MAX),
         })?;
-        Ok((members, rows))
-    }
-
-    fn add(&mut self, parts: &[Part], prompt: bool, flush: bool) -> Result<()> {
-        let (members, rows) = self.check_add(parts, prompt)?;
-        self.source_rows = rows;
+        self.beyond = self.beyond(parts);
+        if self.beyond.is_some() {
+            return Ok(());
+        }
         let mut source = 0;
         for ((part, sequence), member) in parts.iter().zip(members).zip(0..) {
             let tokens = part.tokens;
@@ -219,6 +155,19 @@ impl<'a> Planner<'a> {
             });
         }
         Ok(())
+    }
+
+    /// The raw pages that rows need at least, and their bytes, if the whole budget is less.
+    fn beyond(&self, parts: &[Part]) -> Option<(u64, u64)> {
+        let pages = |part: &Part| {
+            // Sinks, and what a last page still holds, take the first rows.
+            let rows = part.tokens.saturating_sub(self.sinks + self.chunk - 1);
+            u64::from(rows.div_ceil(self.chunk))
+        };
+        let heads = (self.heads * self.layers.len()) as u64;
+        let pages = parts.iter().map(pages).sum::<u64>().saturating_mul(heads);
+        let bytes = pages.saturating_mul(self.pool.layout.bytes(PageClass::Raw));
+        (bytes > self.pool.config.byte_budget).then_some((pages, bytes))
     }
 
     /// Adds rows to one head.
@@ -521,12 +470,16 @@ impl<'a> Planner<'a> {
     }
 
     fn into_step(self) -> Step {
-        let Self { pool, pickers, mut layers, mut changes, .. } = self;
+        let Self { pool, pickers, mut layers, mut changes, beyond, .. } = self;
         let layout = &pool.layout;
         for layer in &mut layers {
             sort(layout, layer);
         }
-        let Slabs { opened, dropped, needs } = Slabs::new(pool, &pickers);
+        let Slabs { opened, dropped, mut needs } = Slabs::new(pool, &pickers);
+        if let Some((pages, bytes)) = beyond {
+            needs.pages[PageClass::Raw.index()] = pages;
+            needs.slab_bytes = bytes;
+        }
         changes.taken = picked(pickers);
         Step {
             revision: pool.revision,

@@ -145,9 +145,6 @@ impl Pool {
     /// [`Pool::set_positions`]; [`Error::Length`] and [`Error::OutOfRange`] for counts, layers, and
     /// for more than 32 bits can count.
     pub fn plan(&self, operation: &Operation<'_>) -> Result<Step> {
-        if let Some(needs) = Planner::estimate(self, operation)? {
-            needs.check()?;
-        }
         let step = Planner::plan(self, operation)?;
         step.needs.check()?;
         Ok(step)
@@ -158,10 +155,7 @@ impl Pool {
     /// # Errors
     /// Those of [`Pool::plan`] but [`Error::OutOfBudget`].
     pub fn needs(&self, operation: &Operation<'_>) -> Result<Needs> {
-        match Planner::estimate(self, operation)? {
-            Some(needs) => Ok(needs),
-            None => Planner::plan(self, operation).map(|step| step.needs),
-        }
+        Planner::plan(self, operation).map(|step| step.needs)
     }
 
     /// Books a step.

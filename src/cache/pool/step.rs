@@ -174,7 +174,8 @@ pub struct SlabId {
     pub slab: u32,
 }
 
-/// What an operation needs of a pool.
+/// What an operation needs of a pool; of rows that are beyond the whole budget the least that they
+/// need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Pages that must be free, by class ([`PageClass::index`]); those that it gives back at its

@@ -3,11 +3,10 @@
 use half::f16;
 
 use crate::error::{Error, Result};
-use crate::layout::{Grid, Metadata, PIECE, PageLayout, encode_scale};
+use crate::layout::{Gain, Grid, MeanDomain, Metadata, PIECE, PageLayout, encode_scale};
 use crate::nsnquant::codebook::square_sum;
 use crate::nsnquant::codec::{Codec, MIN_SCALE};
 use crate::nsnquant::key_scale::KeyScales;
-use crate::nsnquant::scheme::{Gain, MeanDomain};
 use crate::primitives::math::min_max;
 use crate::shape::Elements;
 
@@ -189,7 +188,7 @@ impl Scratch {
 
     fn store_s1(&mut self, codec: &Codec) {
         let (s1, stored) = (&mut self.s1, &mut self.stored[0]);
-        match codec.layout().format().metadata {
+        match codec.scheme().metadata {
             Metadata::Half => {
                 stored.iter_mut().zip(s1).for_each(|(stored, s1)| *stored = encode_scale(*s1));
             }
@@ -206,7 +205,7 @@ impl Scratch {
 
     fn store_s2(&mut self, codec: &Codec) {
         let (s2, stored) = (&self.s2, &mut self.stored[1]);
-        match codec.layout().format().metadata {
+        match codec.scheme().metadata {
             Metadata::Half => {
                 stored.iter_mut().zip(s2).for_each(|(s, s2)| *s = f16::from_f32(*s2).to_bits());
             }
@@ -219,7 +218,7 @@ impl Scratch {
 
     fn store_o(&mut self, codec: &Codec) {
         let (o, stored) = (&mut self.o, &mut self.stored[2]);
-        match codec.layout().format().metadata {
+        match codec.scheme().metadata {
             Metadata::Half => {
                 stored.iter_mut().zip(o).for_each(|(s, o)| *s = f16::from_f32(*o).to_bits());
             }
@@ -249,7 +248,7 @@ impl Scratch {
                 layout.set_stored(page, plane, at, *stored);
             }
         }
-        if layout.format().metadata == Metadata::Four {
+        if codec.scheme().metadata == Metadata::Four {
             self.grids.iter().enumerate().for_each(|(at, grid)| layout.set_grid(page, at, *grid));
         }
     }

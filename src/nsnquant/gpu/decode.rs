@@ -3,8 +3,7 @@
 use super::device::{self, DeviceCodec};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
-use crate::layout::PageLayout;
-use crate::nsnquant::hadamard::Hadamard;
+use crate::nsnquant::codec::Codec;
 use crate::nsnquant::params::DecodeParams;
 use crate::shape::Dtype;
 
@@ -14,6 +13,7 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/page.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/grid.wgsl"),
         include_str!("../../../wgsl/common/decode.wgsl"),
         include_str!("../../../wgsl/nsnquant/decode.wgsl"),
     ),
@@ -31,18 +31,18 @@ pub fn kernel() -> &'static Kernel {
     &KERNEL
 }
 
-/// A variant for each head dimension and rate.
+/// Variants for each head dimension and format.
 pub fn variants() -> Vec<Variant> {
     device::covering(64, variant)
 }
 
-fn variant(layout: &PageLayout, hadamard: &Hadamard) -> Variant {
-    Variant { constants: device::constants(layout, hadamard), overrides: Vec::new() }
+fn variant(codec: &Codec) -> Variant {
+    Variant { constants: device::constants(codec), overrides: Vec::new() }
 }
 
 /// The variant for a codec, also of other kernels around `wgsl/common/decode.wgsl`.
 pub(crate) fn variant_for(codec: &DeviceCodec) -> Variant {
-    variant(codec.layout(), codec.codec().hadamard())
+    variant(codec.codec())
 }
 
 /// Records the unpacking of `page_count` pages: token t of page p goes to row `starts[p] + t` of
@@ -79,12 +79,13 @@ pub fn decode(
         s1_offset: layout.s1_offset() as u32,
         s2_offset: layout.s2_offset() as u32,
         o_offset: layout.o_offset() as u32,
+        grid_offset: layout.grid_offset() as u32,
         scale: hadamard.scale(),
         norm: (layout.head_dim() as f32).sqrt(),
     };
     rec.dispatch(
         &KERNEL,
-        &variant(layout, hadamard),
+        &variant(codec.codec()),
         &params,
         &[pages, starts, Slice::all(codec.book()), out],
         Groups(page_count as u64),

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::{Context, Slice, Variant};
-use crate::layout::{Bits, CODEBOOK_ROWS, Format, PIECE, PageLayout};
+use crate::layout::{Bits, Family, Gain, MeanDomain, Metadata, PIECE, PageLayout, Profile};
 use crate::nsnquant::codebook::Codebook;
 use crate::nsnquant::codec::Codec;
 use crate::nsnquant::hadamard::Hadamard;
@@ -21,14 +21,12 @@ pub struct DeviceCodec {
 }
 
 impl DeviceCodec {
-    /// Uploads the codebook of a codec: f32 `[256, 8]`, row by row.
+    /// Uploads the book of a codec, f32, row by row.
     ///
     /// # Errors
-    /// [`Error::DeviceLimit`] when the device allows no buffer of 8 KiB; [`Error::Parameter`] for a
-    /// scheme other than that of [`Profile::Compat`](crate::nsnquant::Profile::Compat).
+    /// [`Error::DeviceLimit`] when the device allows no buffer of 8 KiB.
     pub fn new(context: &Context, codec: Codec) -> Result<Self> {
-        codec.check_compat("codec")?;
-        let rows = codec.codebook().rows(codec.layout().bits());
+        let rows = codec.book().values();
         let book = context.upload_constant("wgkv codebook", bytemuck::cast_slice(rows))?;
         Ok(Self { codec, book })
     }
@@ -43,27 +41,35 @@ impl DeviceCodec {
         self.codec.layout()
     }
 
-    /// The book of the codec's rate on the device: f32 `[256, 8]`, row by row.
+    /// The codec's book on the device, f32, row by row.
     pub fn book(&self) -> &wgpu::Buffer {
         &self.book
     }
 }
 
-/// Both unit books of a [`Codebook`] on the device, for kernels that read keys and values of any
-/// rates of [`Profile::Compat`](crate::nsnquant::Profile::Compat): f32 `[512, 8]`, the 1-bit book
-/// first.
+/// Every book of a [`Codebook`] on the device, for kernels that read keys and values of any schemes:
+/// f32, the unit books and then the plain ones, each by its rate.
 #[derive(Clone, Debug)]
 pub struct DeviceCodebook {
     buffer: wgpu::Buffer,
 }
 
 impl DeviceCodebook {
+    /// Families with their rates, in the order of the books.
+    fn books() -> impl Iterator<Item = (Family, Bits)> {
+        let unit = [Bits::One, Bits::Two].map(|bits| (Family::Unit, bits));
+        unit.into_iter().chain(Bits::ALL.map(|bits| (Family::Plain, bits)))
+    }
+
     /// Uploads a codebook.
     ///
     /// # Errors
-    /// [`Error::DeviceLimit`] when the device allows no buffer of 16 KiB.
+    /// [`Error::DeviceLimit`] when the device allows no buffer of 31 KiB.
     pub fn new(context: &Context, codebook: &Codebook) -> Result<Self> {
-        let books = [codebook.rows(Bits::One), codebook.rows(Bits::Two)].concat();
+        let mut books: Vec<f32> = Vec::new();
+        for (family, bits) in Self::books() {
+            books.extend(codebook.book(family, bits)?.values());
+        }
         let buffer = context.upload("wgkv codebooks", bytemuck::cast_slice(&books))?;
         Ok(Self { buffer })
     }
@@ -74,19 +80,10 @@ impl DeviceCodebook {
     }
 
     /// Where the book of the pages of a layout starts, in groups of four numbers.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] for pages that are not packed with a unit book.
-    pub fn first_four(&self, layout: &PageLayout) -> Result<u32> {
-        match (layout.format() == Format::unit(layout.bits()), layout.bits()) {
-            (true, Bits::One) => Ok(0),
-            (true, Bits::Two) => Ok((CODEBOOK_ROWS * PIECE / 4) as u32),
-            _ => Err(Error::Parameter {
-                argument: "pages",
-                got: layout.bits().get() as f64,
-                expected: "a rate of the compat profile",
-            }),
-        }
+    pub fn first_four(&self, layout: &PageLayout) -> u32 {
+        let own = (layout.scheme().family, layout.bits());
+        let values = |(family, bits): (Family, Bits)| family.rows(bits) * family.width(bits);
+        (Self::books().take_while(|book| *book != own).map(values).sum::<usize>() / 4) as u32
     }
 }
 
@@ -111,39 +108,75 @@ pub fn hadamard_constants(
         ("HADAMARD_RUN_LOG", hadamard.run().ilog2()),
         ("HADAMARD_FORWARD", forward),
         ("HADAMARD_BACK", back),
+        ("HADAMARD_SIGNED", u32::from(hadamard.seed().is_some())),
+        ("HADAMARD_SEED", hadamard.seed().unwrap_or(0)),
     ]
 }
 
 /// Constants of both stages.
-pub(super) fn constants(layout: &PageLayout, hadamard: &Hadamard) -> Vec<(&'static str, u32)> {
-    let pieces = layout.pieces();
+pub(super) fn constants(codec: &Codec) -> Vec<(&'static str, u32)> {
+    let (layout, scheme) = (codec.layout(), codec.scheme());
+    let pieces = layout.head_dim() / PIECE;
     // A multiple of 4 tokens, so that a batch of codes is whole words.
     let batch = BATCH_PIECES / pieces / 4 * 4;
-    let mut constants = hadamard_constants(hadamard, LANES, batch);
+    let mut constants = hadamard_constants(codec.hadamard(), LANES, batch);
+    let gain = match scheme.gain {
+        Gain::TokenNorm => 0,
+        Gain::Unbiased => 1,
+        Gain::NormPreserving => 2,
+    };
+    let flag = |set| u32::from(set);
     constants.extend([
         ("HEAD_DIM", layout.head_dim() as u32),
         ("PIECES", pieces as u32),
         ("PIECES_MAGIC", 65536u32.div_ceil(pieces as u32)),
         ("BATCH", batch as u32),
-        ("BITS", layout.bits().get() as u32),
+        // Channels of a centroid, bits of an index, centroids, groups of four numbers in the book,
+        // bytes of the indices of 8 channels.
+        ("WIDTH", layout.width() as u32),
+        ("INDEX_BITS", layout.index_bits() as u32),
+        ("ROWS", codec.book().rows() as u32),
+        ("BOOK_FOURS", (codec.book().values().len() / 4) as u32),
+        ("CODE_BYTES", (PIECE / layout.width() * layout.index_bits() / 8) as u32),
+        ("SIGNS", flag(layout.signs())),
+        ("PLAIN", flag(scheme.family == Family::Plain)),
+        ("FOUR", flag(scheme.metadata == Metadata::Four)),
+        ("TURNED", flag(scheme.mean == MeanDomain::Hadamard)),
+        ("GAIN", gain),
     ]);
     constants
 }
 
-/// One variant for every head dimension and rate at chunks of `chunk` tokens, as `variant` makes it.
-pub(super) fn covering(
-    chunk: usize,
-    variant: impl Fn(&PageLayout, &Hadamard) -> Variant,
-) -> Vec<Variant> {
+/// Variants at chunks of `chunk` tokens, as `variant` makes them: of every head dimension for the
+/// rates of [`Profile::Compat`]; of [`Profile::Tuned`] and with other choices for head dimensions of
+/// every kind.
+pub(super) fn covering(chunk: usize, variant: impl Fn(&Codec) -> Variant) -> Vec<Variant> {
+    let codebook = Codebook::builtin();
     let mut variants = Vec::new();
+    let mut add = |dim, scheme| {
+        let codec = Codec::with("data", dim, scheme, chunk, codebook.clone());
+        variants.extend(codec.ok().as_ref().map(&variant));
+    };
     for dim in (8..=MAX_HEAD_DIM).filter(|dim| check_head_dim("head_dim", *dim).is_ok()) {
         for bits in [Bits::One, Bits::Two] {
-            let layout = PageLayout::new("data", dim, bits, chunk);
-            if let (Ok(layout), Ok(hadamard)) = (layout, Hadamard::new("head_dim", dim)) {
-                variants.push(variant(&layout, &hadamard));
+            add(dim, Profile::Compat.scheme(bits));
+        }
+        if [8, 64, 80, 128, 448, 512].contains(&dim) {
+            for bits in Bits::ALL {
+                add(dim, Profile::Tuned.scheme(bits));
             }
         }
     }
+    let mut mixed = Profile::Compat.scheme(Bits::Two);
+    mixed.metadata = Metadata::Four;
+    mixed.signs = Some(1);
+    add(64, mixed);
+    mixed.bits = Bits::Three;
+    mixed.family = Family::Plain;
+    mixed.metadata = Metadata::Half;
+    mixed.gain = Gain::Unbiased;
+    mixed.mean = MeanDomain::Hadamard;
+    add(96, mixed);
     variants
 }
 

@@ -3,8 +3,8 @@
 use super::device::{self, DeviceCodec};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
-use crate::layout::{MAX_CHUNK, PageLayout};
-use crate::nsnquant::hadamard::Hadamard;
+use crate::layout::MAX_CHUNK;
+use crate::nsnquant::codec::Codec;
 use crate::nsnquant::params::EncodeParams;
 use crate::shape::Dtype;
 
@@ -13,6 +13,7 @@ static KERNEL: Kernel = Kernel {
     source: concat!(
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/grid.wgsl"),
         include_str!("../../../wgsl/common/encode.wgsl"),
         include_str!("../../../wgsl/nsnquant/encode.wgsl"),
     ),
@@ -30,21 +31,21 @@ pub fn kernel() -> &'static Kernel {
     &KERNEL
 }
 
-/// A variant for each head dimension and rate, for the usual chunks of up to 64 tokens and for the
+/// Variants for each head dimension and format, for the usual chunks of up to 64 tokens and for the
 /// longest, which take the most workgroup memory.
 pub fn variants() -> Vec<Variant> {
     [64, MAX_CHUNK].into_iter().flat_map(|chunk| device::covering(chunk, variant)).collect()
 }
 
-fn variant(layout: &PageLayout, hadamard: &Hadamard) -> Variant {
-    let mut constants = device::constants(layout, hadamard);
-    constants.push(("SCALES", layout.chunk().next_power_of_two().max(64) as u32));
+fn variant(codec: &Codec) -> Variant {
+    let mut constants = device::constants(codec);
+    constants.push(("SCALES", codec.layout().chunk().next_power_of_two().max(64) as u32));
     Variant { constants, overrides: Vec::new() }
 }
 
 /// The variant for a codec, also of other kernels around `wgsl/common/encode.wgsl`.
 pub(crate) fn variant_for(codec: &DeviceCodec) -> Variant {
-    variant(codec.layout(), codec.codec().hadamard())
+    variant(codec.codec())
 }
 
 /// Records the packing of `pages` chunks: page p of `out` (u32 `[pages, words]`) gets the token rows
@@ -81,11 +82,12 @@ pub fn encode(
         s1_offset: layout.s1_offset() as u32,
         s2_offset: layout.s2_offset() as u32,
         o_offset: layout.o_offset() as u32,
+        grid_offset: layout.grid_offset() as u32,
         scale: hadamard.scale(),
     };
     rec.dispatch(
         &KERNEL,
-        &variant(layout, hadamard),
+        &variant(codec.codec()),
         &params,
         &[data, starts, Slice::all(codec.book()), out],
         Groups(pages as u64),

@@ -1,6 +1,6 @@
 //! The choices that make a codec, and the combinations that have names.
 
-use crate::layout::{Bits, Family, Format, Metadata};
+use super::{Bits, Family, Metadata};
 
 /// How the length of a decoded token is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -32,8 +32,12 @@ pub enum MeanDomain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Scheme {
-    /// What the parts of a page are stored as.
-    pub format: Format,
+    /// Rate of the codes.
+    pub bits: Bits,
+    /// What their indices stand for.
+    pub family: Family,
+    /// Form of scales and means.
+    pub metadata: Metadata,
     /// How the length of a decoded token is set.
     pub gain: Gain,
     /// Where the mean is stored.
@@ -59,13 +63,17 @@ impl Profile {
     pub const fn scheme(self, bits: Bits) -> Scheme {
         match self {
             Self::Compat => Scheme {
-                format: Format::unit(bits),
+                bits,
+                family: Family::Unit,
+                metadata: Metadata::Half,
                 gain: Gain::TokenNorm,
                 mean: MeanDomain::Plain,
                 signs: None,
             },
             Self::Tuned => Scheme {
-                format: Format { bits, family: Family::Plain, metadata: Metadata::Four },
+                bits,
+                family: Family::Plain,
+                metadata: Metadata::Four,
                 gain: match bits {
                     Bits::One => Gain::NormPreserving,
                     _ => Gain::Unbiased,

@@ -1,0 +1,193 @@
+//! Names of what a cache may be.
+
+use std::fmt;
+
+use anyhow::{Context, Result, bail, ensure};
+use wgkv::cache::pool::PoolConfig;
+use wgkv::layout::Bits;
+use wgkv::nsnquant::Profile;
+use wgkv::shape::Dtype;
+
+use crate::fake::Fake;
+use crate::model::Shape;
+
+/// Bytes that a cache of this tool may take, all in all and at once.
+const BUDGET: u64 = 1 << 34;
+const SLAB: u64 = 1 << 20;
+
+/// How rows behind the frontier are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    /// As they are, in f16.
+    Raw,
+    /// Packed by the library, keys and values at these rates.
+    Packed {
+        /// Of keys.
+        keys: Bits,
+        /// Of values.
+        values: Bits,
+    },
+    /// Quantised and restored by another method.
+    Fake(Fake),
+}
+
+/// Rows that stay raw, and the length of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// First rows, raw for good.
+    pub sinks: usize,
+    /// Newest rows, always raw.
+    pub recent: usize,
+    /// Rows of a chunk.
+    pub chunk: usize,
+}
+
+/// What a cache is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The name that it was asked for by.
+    pub name: String,
+    /// How rows are kept.
+    pub codec: Codec,
+    /// What stays raw.
+    pub window: Window,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Window { sinks, recent, chunk } = self.window;
+        match self.codec {
+            Codec::Raw => out.write_str(&self.name),
+            _ => write!(out, "{} S{sinks} W{recent} r{chunk}", self.name),
+        }
+    }
+}
+
+impl Choice {
+    /// Reads `NAME` or `NAME@OPTIONS`. Names are `f16`, `compat-k2v2` (rates of keys and values),
+    /// `int4-g64` (bits and group), `q4_0`, `q8_0`, and `decoded-tuned-k3v2`, which decodes before it
+    /// attends, with `-scaled` behind it where keys have a scale; options are `s`, `w` and `r` with a
+    /// number each, as in `compat-k2v2@s4w16`.
+    pub fn parse(text: &str, window: Window) -> Result<Self> {
+        let (name, options) = text.split_once('@').unwrap_or((text, ""));
+        let mut choice = Self { name: name.to_owned(), codec: codec(name)?, window };
+        let mut rest = options;
+        while let Some(kind) = rest.chars().next() {
+            rest = &rest[kind.len_utf8()..];
+            let digits = rest.chars().take_while(char::is_ascii_digit).count();
+            let number = rest[..digits].parse();
+            let number = number.with_context(|| format!("a number after {kind} in {text}"))?;
+            match kind {
+                's' => choice.window.sinks = number,
+                'w' => choice.window.recent = number,
+                'r' => choice.window.chunk = number,
+                _ => bail!("options of {text} are s, w and r, not {kind}"),
+            }
+            rest = &rest[digits..];
+        }
+        Ok(choice)
+    }
+
+    /// The pool of such a cache for one text at a time.
+    pub fn pool(&self, shape: &Shape) -> Result<PoolConfig> {
+        let Window { sinks, recent, chunk } = self.window;
+        if let Codec::Fake(fake) = self.codec {
+            fake.check(chunk, shape.head_dim)?;
+        }
+        Ok(PoolConfig {
+            layers: shape.layers,
+            heads: shape.kv_heads,
+            head_dim_k: shape.head_dim,
+            head_dim_v: shape.head_dim,
+            bits: match self.codec {
+                Codec::Packed { keys, values } => Some((keys, values)),
+                Codec::Raw | Codec::Fake(_) => None,
+            },
+            chunk,
+            sinks,
+            recent,
+            raw: Dtype::F16,
+            byte_budget: BUDGET,
+            slab_bytes: SLAB,
+        })
+    }
+
+    /// Bits an element of keys and values behind the frontier, scales and means counted.
+    pub fn bits(&self, shape: &Shape) -> Result<[f64; 2]> {
+        Ok(match self.codec {
+            Codec::Raw => [16.0; 2],
+            Codec::Fake(fake) => fake.bits(self.window.chunk, shape.head_dim)?,
+            Codec::Packed { .. } => {
+                let layout = self.pool(shape)?.layout()?;
+                let pages = layout.packed().context("a packed layout")?;
+                let elements = (self.window.chunk * shape.head_dim) as f64;
+                [0, 1].map(|side| 8.0 * pages[side].data_bytes() as f64 / elements)
+            }
+        })
+    }
+}
+
+fn codec(name: &str) -> Result<Codec> {
+    if let Some(rates) = name.strip_prefix("compat-") {
+        let [keys, values] = rates_of(rates).with_context(|| format!("rates in {name}"))?;
+        return Ok(Codec::Packed { keys, values });
+    }
+    if let Some(inner) = name.strip_prefix("decoded-") {
+        let (inner, scaled) = match inner.strip_suffix("-scaled") {
+            Some(inner) => (inner, true),
+            None => (inner, false),
+        };
+        let profile = inner.split_once('-').and_then(|(profile, rates)| {
+            let profile = match profile {
+                "compat" => Profile::Compat,
+                "tuned" => Profile::Tuned,
+                _ => return None,
+            };
+            Some(rates_of(rates)?.map(|bits| profile.scheme(bits)))
+        });
+        let schemes = profile.with_context(|| format!("a profile with rates in {name}"))?;
+        return Ok(Codec::Fake(Fake::Decoded { schemes, scaled }));
+    }
+    if let Some((bits, group)) = name.strip_prefix("int").and_then(|name| name.split_once("-g")) {
+        let (bits, group) = (bits.parse()?, group.parse()?);
+        ensure!((1..=8).contains(&bits) && group > 0, "{name}: bits from 1 to 8, group above 0");
+        return Ok(Codec::Fake(Fake::Grid { bits, group }));
+    }
+    Ok(match name {
+        "f16" => Codec::Raw,
+        "q4_0" => Codec::Fake(Fake::Block { bits: 4 }),
+        "q8_0" => Codec::Fake(Fake::Block { bits: 8 }),
+        _ => bail!("no codec {name}: f16, compat-k2v2, int4-g64, q4_0 or q8_0, say"),
+    })
+}
+
+/// Rates written as `k3v2`.
+fn rates_of(text: &str) -> Option<[Bits; 2]> {
+    let (keys, values) = text.strip_prefix('k')?.split_once('v')?;
+    let rate = |digits: &str| {
+        let bits: usize = digits.parse().ok()?;
+        Bits::ALL.into_iter().find(|rate| rate.get() == bits)
+    };
+    Some([rate(keys)?, rate(values)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_what_a_cache_is() {
+        let window = Window { sinks: 4, recent: 16, chunk: 64 };
+        let choice = Choice::parse("compat-k2v1@s0w0", window).unwrap();
+        assert_eq!(choice.codec, Codec::Packed { keys: Bits::Two, values: Bits::One });
+        assert_eq!(choice.window, Window { sinks: 0, recent: 0, chunk: 64 });
+        let choice = Choice::parse("int4-g32@r128", window).unwrap();
+        assert_eq!(choice.codec, Codec::Fake(Fake::Grid { bits: 4, group: 32 }));
+        assert_eq!(choice.window, Window { chunk: 128, ..window });
+        for bad in
+            ["", "f32", "compat-2", "compat-k5v2", "int4", "int9-g64", "f16@x1", "f16@s", "f16@é1"]
+        {
+            assert!(Choice::parse(bad, window).is_err(), "{bad}");
+        }
+    }
+}

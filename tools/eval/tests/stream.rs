@@ -1,0 +1,146 @@
+//! A small random model: blocks of tokens against one token at a time.
+
+use wgkv_eval::cache::{Cache, Place, Prompt, stream_with};
+use wgkv_eval::choice::{Choice, Window};
+use wgkv_eval::loss::losses;
+use wgkv_eval::model::{Model, Shape};
+
+const SHAPE: Shape = Shape {
+    layers: 2,
+    width: 64,
+    inner: 96,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 32,
+    vocabulary: 50,
+    rope_base: 10_000.0,
+    epsilon: 1e-5,
+};
+const WINDOW: Window = Window { sinks: 2, recent: 3, chunk: 16 };
+
+fn tokens(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|at| (at * at + 7 * at) % 50).collect()
+}
+
+/// Attention outputs of both layers, token after token.
+fn outputs(codec: &str, block: usize) -> Vec<f32> {
+    let model = Model::random(SHAPE, 11).unwrap();
+    let choice = Choice::parse(codec, WINDOW).unwrap();
+    let mut cache = Cache::new(&choice, &SHAPE, &Place::Cpu).unwrap();
+    let mut found = vec![Vec::new(); SHAPE.layers];
+    // Queries, keys and values come from one run, so that the bits of products of matrices, which may
+    // depend on how many rows they have, play no part.
+    let mut rows_of = Vec::new();
+    let mut raw = Cache::new(&Choice::parse("f16", WINDOW).unwrap(), &SHAPE, &Place::Cpu).unwrap();
+    let all = tokens(70);
+    for token in 0..all.len() {
+        let step = raw.open(wgkv_eval::cache::Kind::Answer, 1).unwrap();
+        let mut layers = Vec::new();
+        model
+            .forward(&all[token..token + 1], token, |layer, rows| {
+                raw.write(&step, layer, &rows.keys, &rows.values)?;
+                layers.push([rows.queries.clone(), rows.keys.clone(), rows.values.clone()]);
+                raw.attend(layer, &rows.queries)
+            })
+            .unwrap();
+        rows_of.push(layers);
+    }
+    let mut at = 0;
+    stream_with(
+        &model,
+        &mut cache,
+        &all,
+        block,
+        |cache, step, layer, rows| {
+            let count = rows.queries.len() / SHAPE.heads / SHAPE.head_dim;
+            let side = |side: usize, heads: usize| -> Vec<f32> {
+                let mut out = Vec::new();
+                for head in 0..heads {
+                    for token in &rows_of[at..at + count] {
+                        let row = &token[layer][side];
+                        out.extend(&row[head * SHAPE.head_dim..(head + 1) * SHAPE.head_dim]);
+                    }
+                }
+                out
+            };
+            cache.write(step, layer, &side(1, SHAPE.kv_heads), &side(2, SHAPE.kv_heads))?;
+            let out = cache.attend(layer, &side(0, SHAPE.heads))?;
+            for token in 0..count {
+                for head in out.chunks_exact(count * SHAPE.head_dim) {
+                    found[layer].extend(&head[token * SHAPE.head_dim..][..SHAPE.head_dim]);
+                }
+            }
+            if layer + 1 == SHAPE.layers {
+                at += count;
+            }
+            Ok(out)
+        },
+        &mut |_, _| Ok(()),
+    )
+    .unwrap();
+    found.concat()
+}
+
+#[test]
+fn a_block_is_its_tokens_one_by_one() {
+    let raw = outputs("f16", 1);
+    for codec in [
+        "f16",
+        "compat-k2v2",
+        "compat-k2v1@s0w0",
+        "int4-g16",
+        "q8_0@s0",
+        "decoded-tuned-k3v2-scaled",
+    ] {
+        let single = outputs(codec, 1);
+        for block in [usize::MAX, 5] {
+            let blocks = outputs(codec, block);
+            let same = single.iter().zip(&blocks).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same && single.len() == blocks.len(), "{codec}, blocks of {block}");
+        }
+        assert_eq!(single == raw, codec == "f16", "{codec} packs");
+    }
+}
+
+/// What was quantised elsewhere is near what was not, and worse with fewer bits.
+#[test]
+fn fewer_bits_lose_more() {
+    let raw = outputs("f16", usize::MAX);
+    let error = |codec: &str| -> f32 {
+        outputs(codec, usize::MAX).iter().zip(&raw).map(|(a, b)| (a - b) * (a - b)).sum()
+    };
+    let errors = ["q8_0", "int4-g16", "int2-g16"].map(error);
+    assert!(errors[0] > 0.0 && errors[0] < errors[1] && errors[1] < errors[2], "{errors:?}");
+}
+
+/// A prompt of the whole text but the scored end is what raw rows give.
+#[test]
+fn a_prompt_attends_to_raw_rows() {
+    let model = Model::random(SHAPE, 5).unwrap();
+    let tokens = tokens(60);
+    let loss = |codec: &str, prompt: usize| {
+        let choice = Choice::parse(codec, WINDOW).unwrap();
+        let prompt = match prompt {
+            0 => None,
+            count => Some(Prompt::read(&model, &tokens[..count], &Place::Cpu, &|_| {}).unwrap()),
+        };
+        let scored = 50..51;
+        losses(&model, &choice, &Place::Cpu, &tokens, prompt.as_ref(), None, &scored, &|_| {})
+            .unwrap()
+    };
+    let raw = loss("f16", 0);
+    assert!((raw[0] - loss("compat-k1v1", 50)[0]).abs() < 1e-4);
+    assert!((raw[0] - loss("f16", 40)[0]).abs() < 1e-4);
+    assert!((raw[0] - loss("compat-k1v1", 0)[0]).abs() > 1e-4);
+}
+
+/// The library's attention over packed rows is that over decoded rows.
+#[test]
+fn packed_rows_are_what_they_decode_to() {
+    for rates in ["compat-k2v2", "compat-k1v2@s0w0"] {
+        let [packed, decoded] =
+            [rates.to_owned(), format!("decoded-{rates}")].map(|codec| outputs(&codec, usize::MAX));
+        let far = packed.iter().zip(&decoded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(far < 2e-3, "{rates}: {far}");
+    }
+}
