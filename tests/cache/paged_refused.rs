@@ -32,7 +32,9 @@ fn rows_that_no_budget_holds_are_refused_without_their_lists() {
         let sequence = pool.begin();
         let parts = [Part { sequence, tokens: u32::MAX - 1 }];
         let plan = pool.plan(&Operation::Prefill { parts: &parts });
-        assert!(matches!(plan, Err(Error::OutOfBudget { available, .. }) if available == byte_budget));
+        assert!(
+            matches!(plan, Err(Error::OutOfBudget { available, .. }) if available == byte_budget)
+        );
         let needs = pool.needs(&Operation::Append { parts: &parts, flush: true }).unwrap();
         assert!(!needs.fits());
         assert_eq!(pool.seen(sequence).unwrap(), 0);
@@ -54,7 +56,7 @@ fn pools_of_too_many_heads_are_refused() {
 #[test]
 fn rows_that_the_device_cannot_bind_are_refused_before_they_are_booked() {
     let (mut twin, sequence) = filled(4);
-    let allowed = wgkv::gpu::binding_limit(&support::context().device().limits());
+    let allowed = support::context().device().limits().max_storage_buffer_binding_size;
     let Ok(tokens) = u32::try_from(allowed / (2 * 2 * 64) + 1) else { return };
     let parts = [Part { sequence, tokens }];
     let step = twin.gpu.step(&Operation::Append { parts: &parts, flush: true });

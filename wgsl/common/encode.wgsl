@@ -192,23 +192,39 @@ fn nearest8(a: Piece, b: Piece) -> vec2<u32> {
     return best.index;
 }
 
+struct Best4 {
+    scores: vec4<f32>,
+    index: vec4<u32>,
+}
+
+fn better4(best: Best4, row: u32, x: vec4<f32>, y: vec4<f32>, z: vec4<f32>, w: vec4<f32>) -> Best4 {
+    let c = book[row];
+    let s = c * c;
+    let half = 0.5 * ((s.x + s.y) + (s.z + s.w));
+    let scores = (((x * c.x - half) + y * c.y) + z * c.z) + w * c.w;
+    let better = scores > best.scores;
+    let rows = vec4<u32>(row);
+    return Best4(select(best.scores, scores, better), select(best.index, rows, better));
+}
+
 // The same of 4 channels: two indices a piece.
 fn nearest4(a: Piece, b: Piece) -> vec2<u32> {
     let x = vec4<f32>(a.low.x, a.high.x, b.low.x, b.high.x);
     let y = vec4<f32>(a.low.y, a.high.y, b.low.y, b.high.y);
     let z = vec4<f32>(a.low.z, a.high.z, b.low.z, b.high.z);
     let w = vec4<f32>(a.low.w, a.high.w, b.low.w, b.high.w);
-    var best = vec4<f32>(-3e38);
-    var index = vec4<u32>(0u);
-    for (var row = 0u; row < ROWS; row++) {
-        let c = book[row];
-        let s = c * c;
-        let half = 0.5 * ((s.x + s.y) + (s.z + s.w));
-        let scores = (((x * c.x - half) + y * c.y) + z * c.z) + w * c.w;
-        let better = scores > best;
-        best = select(best, scores, better);
-        index = select(index, vec4<u32>(row), better);
+    var best = Best4(vec4<f32>(-3e38), vec4<u32>(0u));
+    for (var row = 0u; row < ROWS; row += 8u) {
+        best = better4(best, row, x, y, z, w);
+        best = better4(best, row + 1u, x, y, z, w);
+        best = better4(best, row + 2u, x, y, z, w);
+        best = better4(best, row + 3u, x, y, z, w);
+        best = better4(best, row + 4u, x, y, z, w);
+        best = better4(best, row + 5u, x, y, z, w);
+        best = better4(best, row + 6u, x, y, z, w);
+        best = better4(best, row + 7u, x, y, z, w);
     }
+    let index = best.index;
     return vec2<u32>(index.x | (index.y << 8u), index.z | (index.w << 8u));
 }
 
