@@ -40,8 +40,8 @@ pub enum Kind {
 }
 
 enum Held {
-    Cpu(cpu::PagedCache),
-    Gpu(GpuCache),
+    Cpu(Box<cpu::PagedCache>),
+    Gpu(Box<GpuCache>),
 }
 
 /// Rows of a step that is under way.
@@ -73,8 +73,8 @@ impl Cache {
         let config = choice.pool(shape)?;
         let codebook = Codebook::builtin();
         let mut held = match place {
-            Place::Cpu => Held::Cpu(cpu::PagedCache::new(config, codebook)?),
-            Place::Gpu(gpu) => Held::Gpu(GpuCache::new(gpu.clone(), config, codebook)?),
+            Place::Cpu => Held::Cpu(Box::new(cpu::PagedCache::new(config, codebook)?)),
+            Place::Gpu(gpu) => Held::Gpu(Box::new(GpuCache::new(gpu.clone(), config, codebook)?)),
         };
         let sequence = match &mut held {
             Held::Cpu(cache) => cache.begin(),
@@ -371,6 +371,9 @@ pub fn stream(
     )
 }
 
+/// What gets the places of a block and its hidden states.
+pub type Each<'a> = dyn FnMut(Range<usize>, &[f32]) -> Result<()> + 'a;
+
 /// [`stream`] in blocks of at most `block` tokens, with another way to attend.
 pub fn stream_with(
     model: &Model,
@@ -378,7 +381,7 @@ pub fn stream_with(
     tokens: &[u32],
     block: usize,
     mut attend: impl FnMut(&mut Cache, &Step, usize, &Rows) -> Result<Vec<f32>>,
-    each: &mut dyn FnMut(Range<usize>, &[f32]) -> Result<()>,
+    each: &mut Each<'_>,
 ) -> Result<()> {
     let mut done = 0;
     while done < tokens.len() {

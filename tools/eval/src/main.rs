@@ -13,7 +13,7 @@ use wgkv_eval::choice::{Choice, Window};
 use wgkv_eval::error::attention_errors;
 use wgkv_eval::generate::{chat, generate};
 use wgkv_eval::gpu::Gpu;
-use wgkv_eval::loss::losses;
+use wgkv_eval::loss::{losses, perplexity};
 use wgkv_eval::model::Model;
 use wgkv_eval::plot::plot;
 use wgkv_eval::rule::Rule;
@@ -277,8 +277,9 @@ fn compare(setting: &Setting, texts: &Texts, codecs: &[String]) -> Result<Compar
             let rule = rule.as_ref().filter(|_| !std::ptr::eq(choice, &choices[0]));
             let prompt = prompt.as_ref();
             let found = losses(model, choice, place, tokens, prompt, rule, &scored, &done)?;
-            row.add(&text.name, found);
             bar.finish_and_clear();
+            eprintln!("{}: {choice}: {:.3}", text.name, perplexity(&found));
+            row.add(&text.name, found);
         }
     }
     Ok(Comparison::new(rows))

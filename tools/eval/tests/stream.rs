@@ -2,6 +2,7 @@
 
 use wgkv_eval::cache::{Cache, Place, Prompt, stream_with};
 use wgkv_eval::choice::{Choice, Window};
+use wgkv_eval::gpu::Gpu;
 use wgkv_eval::loss::losses;
 use wgkv_eval::model::{Model, Shape};
 
@@ -24,9 +25,13 @@ fn tokens(count: usize) -> Vec<u32> {
 
 /// Attention outputs of both layers, token after token.
 fn outputs(codec: &str, block: usize) -> Vec<f32> {
+    outputs_in(&Place::Cpu, codec, block)
+}
+
+fn outputs_in(place: &Place, codec: &str, block: usize) -> Vec<f32> {
     let model = Model::random(SHAPE, 11).unwrap();
     let choice = Choice::parse(codec, WINDOW).unwrap();
-    let mut cache = Cache::new(&choice, &SHAPE, &Place::Cpu).unwrap();
+    let mut cache = Cache::new(&choice, &SHAPE, place).unwrap();
     let mut found = vec![Vec::new(); SHAPE.layers];
     // Queries, keys and values come from one run, so that the bits of products of matrices, which may
     // depend on how many rows they have, play no part.
@@ -142,5 +147,17 @@ fn packed_rows_are_what_they_decode_to() {
             [rates.to_owned(), format!("decoded-{rates}")].map(|codec| outputs(&codec, usize::MAX));
         let far = packed.iter().zip(&decoded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(far < 2e-3, "{rates}: {far}");
+    }
+}
+
+/// Needs a GPU adapter; a software one will do.
+#[test]
+fn a_device_gives_what_the_host_gives() {
+    let place = Place::Gpu(std::sync::Arc::new(Gpu::open("").unwrap()));
+    for codec in ["f16", "compat-k2v2", "int4-g16"] {
+        let [host, device] =
+            [&Place::Cpu, &place].map(|place| outputs_in(place, codec, usize::MAX));
+        let far = host.iter().zip(&device).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(host.len() == device.len() && far < 2e-3, "{codec}: {far}");
     }
 }
