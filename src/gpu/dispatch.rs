@@ -139,7 +139,7 @@ impl<'a> Recorder<'a> {
         for (slice, binding) in slices.iter().zip(kernel.bindings) {
             check_slice(*binding, slice, &limits)?;
         }
-        check_apart(kernel.bindings, slices)?;
+        check_aliases(kernel.bindings, slices)?;
         if width == 0 {
             return Ok(());
         }
@@ -392,24 +392,22 @@ fn check_slice(binding: Binding, slice: &Slice<'_>, limits: &wgpu::Limits) -> Re
     Ok(())
 }
 
-/// Refuses what WebGPU refuses when it is too late to say so: a buffer that one dispatch reads and
-/// writes, and two slices to be written that overlap.
-fn check_apart(bindings: &[Binding], slices: &[Slice<'_>]) -> Result<()> {
-    let writes = |binding: &Binding| matches!(binding, Binding::Write(_));
-    for (at, (binding, slice)) in bindings.iter().zip(slices).enumerate() {
-        for (other, before) in bindings.iter().zip(slices).take(at) {
-            let apart = match (writes(binding), writes(other)) {
-                (false, false) => true,
-                (true, true) => {
-                    slice.offset >= before.offset + before.size
-                        || before.offset >= slice.offset + slice.size
+/// Checks that what a dispatch writes is bound once: no buffer may be read and written by one dispatch,
+/// and what is written may not overlap.
+fn check_aliases(bindings: &[Binding], slices: &[Slice<'_>]) -> Result<()> {
+    let writes = |index: usize| matches!(bindings[index], Binding::Write(_));
+    for (index, slice) in slices.iter().enumerate() {
+        for (before, other) in slices[..index].iter().enumerate() {
+            let argument = bindings[index].name();
+            match (writes(before), writes(index)) {
+                (false, false) => {}
+                (true, true) => slice.check_apart(argument, other)?,
+                _ if slice.buffer != other.buffer => {}
+                _ => {
+                    let expected = "in another buffer than what is written";
+                    let got = slice.offset;
+                    return Err(Error::Offsets { argument, index, got, expected });
                 }
-                _ => false,
-            };
-            if !apart && slice.buffer == before.buffer {
-                let (argument, got) = (binding.name(), slice.offset);
-                let expected = "memory that no other binding of the kernel writes";
-                return Err(Error::Offsets { argument, index: 0, got, expected });
             }
         }
     }
