@@ -20,6 +20,7 @@ const STEPS: usize = 256;
 
 fn config() -> CacheConfig {
     CacheConfig {
+        profile: Default::default(),
         rows: HEADS,
         head_dim_k: HEAD_DIM,
         head_dim_v: HEAD_DIM,

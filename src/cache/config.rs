@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::counters::Counters;
 use super::plan::Frontier;
 use crate::error::{Error, Result};
-use crate::layout::{Bits, PageLayout};
+use crate::layout::{Bits, PageLayout, Profile};
 use crate::nsnquant::{Codebook, Codec};
 use crate::shape::{Dtype, check_count};
 
@@ -22,6 +22,8 @@ pub struct CacheConfig {
     pub k_bits: Bits,
     /// Rate of the packed values.
     pub v_bits: Bits,
+    /// How rows are packed at these rates; 3 and 4 bits are rates of [`Profile::Tuned`].
+    pub profile: Profile,
     /// Tokens of a chunk (the paper's residual length; 64, and 128 advised at 1 bit).
     pub chunk: usize,
     /// First tokens of a row, raw for good.
@@ -55,8 +57,8 @@ impl CacheConfig {
         check_count("rows", &[self.rows, self.chunk])?;
         let frontier = Frontier::new(self.chunk, self.sinks, self.recent)?;
         let codec = |argument, head_dim, bits| {
-            let layout = PageLayout::new(argument, head_dim, bits, self.chunk)?;
-            Codec::new(layout, self.codebook.clone())
+            let scheme = self.profile.scheme(bits);
+            Codec::with(argument, head_dim, scheme, self.chunk, self.codebook.clone())
         };
         let keys = codec("head_dim_k", self.head_dim_k, self.k_bits)?;
         let values = codec("head_dim_v", self.head_dim_v, self.v_bits)?;

@@ -67,7 +67,12 @@ fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String)
     let bits = |bits: Option<Bits>| bits.map_or("none".into(), |bits| bits.get().to_string());
     let codebook = match config.bits {
         Some((keys, values)) => {
-            let books = [codebook.rows(keys), codebook.rows(values)].concat();
+            // A rate without a book has no pages, as the layout has found out.
+            let book = |bits| {
+                let scheme = config.profile.scheme(bits);
+                codebook.book(scheme.family, bits).map_or(&[][..], |book| book.values())
+            };
+            let books = [book(keys), book(values)].concat();
             digits(xxh3_128(bytemuck::cast_slice(&books)))
         }
         None => "none".into(),
@@ -77,8 +82,7 @@ fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String)
         ("heads", config.heads.to_string()),
         ("head_dim_k", config.head_dim_k.to_string()),
         ("head_dim_v", config.head_dim_v.to_string()),
-        // The one way of packing that pools know.
-        ("profile", "compat".into()),
+        ("profile", config.profile.name().into()),
         ("k_bits", bits(config.bits.map(|bits| bits.0))),
         ("v_bits", bits(config.bits.map(|bits| bits.1))),
         ("chunk", config.chunk.to_string()),

@@ -6,7 +6,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Bits, MAX_CHUNK, MIN_CHUNK, PageLayout};
+use super::{Bits, MAX_CHUNK, MIN_CHUNK, PageLayout, Profile, Scheme};
 use crate::error::{Error, Result};
 use crate::shape::check_head_dim;
 
@@ -79,19 +79,35 @@ const fn aligned(words: usize) -> usize {
 }
 
 impl PoolLayout {
+    /// As [`Self::with`], packed at the two rates of `bits` (keys, values) by [`Profile::Compat`].
+    ///
+    /// # Errors
+    /// As [`Self::with`].
+    pub fn new(
+        head_dim_k: usize,
+        head_dim_v: usize,
+        bits: Option<(Bits, Bits)>,
+        chunk: usize,
+        sinks: usize,
+        slab_bytes: u64,
+    ) -> Result<Self> {
+        let schemes = bits.map(|(keys, values)| [keys, values].map(|b| Profile::Compat.scheme(b)));
+        Self::with(head_dim_k, head_dim_v, schemes, chunk, sinks, slab_bytes)
+    }
+
     /// The layout of pages of `chunk` rows of 16-bit keys of `head_dim_k` and values of
-    /// `head_dim_v` channels, packed at the two rates of `bits` (keys, values) or not at all, in
-    /// slabs of at most `slab_bytes` bytes.
+    /// `head_dim_v` channels, packed by two schemes (keys, values) or not at all, in slabs of at most
+    /// `slab_bytes` bytes.
     ///
     /// A slab of sinks has as many pages as one of raw rows, and so takes less.
     ///
     /// # Errors
     /// [`Error::HeadDim`]; [`Error::OutOfRange`] for `chunk`, `sinks`, or a slab that holds no page
     /// or whose words shaders cannot count.
-    pub fn new(
+    pub fn with(
         head_dim_k: usize,
         head_dim_v: usize,
-        bits: Option<(Bits, Bits)>,
+        schemes: Option<[Scheme; 2]>,
         chunk: usize,
         sinks: usize,
         slab_bytes: u64,
@@ -104,10 +120,10 @@ impl PoolLayout {
         };
         within("chunk", chunk as u64, MIN_CHUNK as u64, MAX_CHUNK as u64)?;
         within("sinks", sinks as u64, 0, MAX_SINKS as u64)?;
-        let packed = match bits {
-            Some((keys, values)) => Some([
-                PageLayout::new("head_dim_k", head_dim_k, keys, chunk)?,
-                PageLayout::new("head_dim_v", head_dim_v, values, chunk)?,
+        let packed = match schemes {
+            Some([keys, values]) => Some([
+                PageLayout::with("head_dim_k", head_dim_k, keys, chunk)?,
+                PageLayout::with("head_dim_v", head_dim_v, values, chunk)?,
             ]),
             None => None,
         };

@@ -59,6 +59,17 @@ pub enum Profile {
 }
 
 impl Profile {
+    /// Every profile.
+    pub const ALL: [Self; 2] = [Self::Compat, Self::Tuned];
+
+    /// The name by which files and options know the profile.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Compat => "compat",
+            Self::Tuned => "tuned",
+        }
+    }
+
     /// The scheme of a profile at a rate. No page has rates above 2 bits in [`Self::Compat`].
     pub const fn scheme(self, bits: Bits) -> Scheme {
         match self {

@@ -8,6 +8,8 @@ use crate::layout::{Bits, CODEBOOK_ROWS, Family, PIECE};
 const VALUES: usize = CODEBOOK_ROWS * PIECE;
 /// How far the norm of a centroid of a unit book may be from 1.
 const NORM_SLACK: f64 = 1e-3;
+/// Largest norm of a row of a plain book: far beyond what normal samples ask for.
+const MAX_NORM: f64 = 64.0;
 
 /// The project's own unit books, made by `tools/train_codebook`: 256 signed centroids, then 256
 /// positive ones, f32, little-endian.
@@ -154,6 +156,38 @@ impl Codebook {
                 Arc::new(Self { unit, plain: Bits::ALL.map(|bits| book(Family::Plain, bits)) })
             })
             .clone()
+    }
+
+    /// The plain books, 1 to 4 bits, one after the other.
+    pub fn plain_values(&self) -> Vec<f32> {
+        self.plain.iter().flat_map(|book| book.values()).copied().collect()
+    }
+
+    /// This codebook with other plain books, 1 to 4 bits, one after the other.
+    ///
+    /// # Errors
+    /// [`Error::Length`]; [`Error::Parameter`] for a row that is not finite or has a norm above 64.
+    pub fn with_plain(mut self, values: &[f32]) -> Result<Self> {
+        let sizes = Bits::ALL.map(|bits| Family::Plain.rows(bits) * Family::Plain.width(bits));
+        let expected = sizes.iter().sum();
+        if values.len() != expected {
+            let got = values.len();
+            return Err(Error::Length { argument: "codebook_plain", got, expected });
+        }
+        let mut rest = values;
+        for (bits, book) in Bits::ALL.into_iter().zip(&mut self.plain) {
+            let (own, others) = rest.split_at(sizes[bits.get() - 1]);
+            rest = others;
+            for centroid in own.chunks_exact(Family::Plain.width(bits)) {
+                let got = centroid.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+                if got.is_nan() || got > MAX_NORM {
+                    let expected = "rows of norm at most 64";
+                    return Err(Error::Parameter { argument: "codebook_plain", got, expected });
+                }
+            }
+            *book = Arc::new(Book::new(Family::Plain, bits, own.to_vec()));
+        }
+        Ok(self)
     }
 
     /// The book of a family and rate.

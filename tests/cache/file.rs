@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use wgkv::Error;
 use wgkv::cache::pool::{Pool, PoolConfig, Snapshot};
 use wgkv::files::{Header, Saved};
-use wgkv::layout::Bits;
 use wgkv::layout::pool::{PageClass, PoolLayout};
+use wgkv::layout::{Bits, Profile};
 use wgkv::nsnquant::Codebook;
 use wgkv::shape::Dtype;
 
@@ -311,6 +311,10 @@ fn pools_of_another_shape_are_named() {
         (
             PoolConfig { bits: Some((Bits::Two, Bits::One)), ..base.clone() },
             "has v_bits 2, the pool has 1",
+        ),
+        (
+            PoolConfig { profile: Profile::Tuned, ..base.clone() },
+            "has profile compat, the pool has tuned",
         ),
         (PoolConfig { chunk: 16, ..base.clone() }, "has chunk 8, the pool has 16"),
         (PoolConfig { sinks: 1, ..base.clone() }, "has sinks 2, the pool has 1"),

@@ -2,6 +2,7 @@
 
 use wgkv::cache::pool::PoolConfig;
 use wgkv::layout::pool::PageClass;
+use wgkv::layout::{Bits, Profile};
 use wgkv::nestedkv::{Budget, EvictConfig};
 
 use crate::twin::{Twin, config};
@@ -105,4 +106,10 @@ fn slabs_of_one_page() {
 #[test]
 fn nothing_is_packed() {
     moves(PoolConfig { bits: None, ..config() });
+}
+
+#[test]
+fn rows_are_packed_by_the_tuned_profile() {
+    let bits = Some((Bits::Three, Bits::Two));
+    moves(PoolConfig { profile: Profile::Tuned, bits, ..config() });
 }

@@ -12,6 +12,7 @@ use crate::pool_model::Row;
 
 pub fn config() -> PoolConfig {
     PoolConfig {
+        profile: Default::default(),
         layers: 2,
         heads: 2,
         head_dim_k: 64,

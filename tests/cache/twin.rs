@@ -20,6 +20,7 @@ use crate::support;
 
 pub fn config() -> PoolConfig {
     PoolConfig {
+        profile: Default::default(),
         layers: 2,
         heads: 2,
         head_dim_k: 64,

@@ -123,6 +123,8 @@ fn bad_arguments_are_named() {
         ("quantize", &["--bits", "0"], &["--bits", "0"]),
         ("quantize", &["--k-bits", "4"], &["--k-bits", "4"]),
         ("quantize", &["--v-bits", "8"], &["--v-bits", "8"]),
+        ("quantize", &["--profile", "tuned", "--bits", "5"], &["--bits", "5"]),
+        ("quantize", &["--profile", "tuned", "--v-bits", "0"], &["--v-bits", "0"]),
         ("quantize", &["--chunk", "0"], &["chunk", "0"]),
         ("quantize", &["--chunk", "1"], &["chunk", "1"]),
         ("quantize", &["--chunk", "1025"], &["chunk", "1025"]),

@@ -74,8 +74,12 @@ fn packed_files_that_lie_are_refused() {
     other.header["__metadata__"]["version"] = json!("2");
     refuse(other, &["version 2"]);
     let mut other = packed.clone();
+    other.header["__metadata__"]["profile"] = json!("other");
+    refuse(other, &["profile", "compat"]);
+    // Pages of one profile are not those of another.
+    let mut other = packed.clone();
     other.header["__metadata__"]["profile"] = json!("tuned");
-    refuse(other, &["compat"]);
+    refuse(other, &["k.pages", "shape"]);
     let mut other = packed.clone();
     other.header["__metadata__"]["layers.0"] = json!("{");
     refuse(other, &["layers.0", "metadata"]);
@@ -170,4 +174,40 @@ fn evicted_files_that_lie_are_refused() {
     bare.header.remove("__metadata__");
     let path = folder.write("bare.st", &bare.bytes());
     folder.run("quantize", &path, "p.st", &["--backend", "cpu"]);
+}
+
+#[test]
+fn tuned_files_carry_their_profile_and_books() {
+    let folder = Folder::new();
+    let dense = folder.write("x.st", &pair([1, 2, 300, 64]).bytes());
+    let error = |args: &[&str]| {
+        let cpu = ["--backend", "cpu"];
+        let packed = folder.run("quantize", &dense, "p.st", &[args, &cpu].concat());
+        let back = folder.run("dequantize", &packed, "d.st", &cpu);
+        let [before, after] = [&dense, &back].map(|path| {
+            let bytes = std::fs::read(path).expect("a file");
+            let file = SafeTensors::deserialize(&bytes).expect("a whole file");
+            let view = file.tensor("layers.0.k").expect("keys");
+            let halves: Vec<half::f16> = bytemuck::pod_collect_to_vec(view.data());
+            halves
+        });
+        let square =
+            |f: &dyn Fn(usize) -> f64| -> f64 { (0..before.len()).map(|i| f(i).powi(2)).sum() };
+        let difference = square(&|i| before[i].to_f64() - after[i].to_f64());
+        (open(&packed), (difference / square(&|i| before[i].to_f64())).sqrt())
+    };
+    let (_, compat) = error(&[]);
+    let (tuned, three) = error(&["--profile", "tuned"]);
+    let (_, four) = error(&["--profile", "tuned", "--bits", "4"]);
+    println!("compat {compat:.4}, tuned 3 bits {three:.4}, 4 bits {four:.4}");
+    assert!(three < 0.7 * compat && four < 0.7 * three, "{compat} {three} {four}");
+    assert_eq!(tuned.header["__metadata__"]["profile"], "tuned");
+    let note = tuned.header["__metadata__"]["layers.0"].as_str().expect("text");
+    let note: Value = serde_json::from_str(note).expect("JSON");
+    assert_eq!((&note["k_bits"], &note["v_bits"]), (&json!(3), &json!(2)));
+    assert_eq!(tuned.header["codebook_plain"]["shape"], json!([3712]));
+    let mut without = tuned.clone();
+    without.header["__metadata__"]["profile"] = json!("compat");
+    let path = folder.write("bad.st", &without.bytes());
+    folder.refuses("dequantize", &path, &["--backend", "cpu"], &["bits", "3"]);
 }

@@ -328,3 +328,18 @@ fn t23_members_leave_join_and_are_empty() {
     }
     batch.end();
 }
+
+#[test]
+fn the_tuned_profile_attends_and_saves_as_any_other() {
+    for bits in [(Bits::Three, Bits::Two), (Bits::One, Bits::Four)] {
+        let base = PoolConfig { chunk: 16, sinks: 4, recent: 8, ..config() };
+        let profile = wgkv::layout::Profile::Tuned;
+        let mut world = World::both(&PoolConfig { profile, bits: Some(bits), ..base });
+        let place = world.prompt(1, 90, Finish::All);
+        world.go_on(&[(place, 4, 20)], false);
+        world.check();
+        fetch(&mut world, &[0]);
+        world.attend(&[0], 0, &Ask::newest(2, &[1]));
+        world.end();
+    }
+}

@@ -57,6 +57,7 @@ impl<'a> Engine<'a> {
     /// An engine without sequences.
     pub fn new(context: &'a Context, model: Model) -> Answer<Self> {
         let config = PoolConfig {
+            profile: Default::default(),
             layers: model.layers,
             heads: model.kv_heads,
             head_dim_k: model.head_dim,

@@ -71,10 +71,12 @@ Example: a quarter of the tokens, shared out over the heads by score
     /// Show how a total of tokens is shared out over heads, from head.<j> f32 [n_j]
     #[command(after_help = "Example:\n  wgkv budgets heads.safetensors --total 1024 --json")]
     Budgets(BudgetsArgs),
-    /// Pack keys and values to 1 or 2 bits (NSNQuant)
+    /// Pack keys and values to 1 to 4 bits (NSNQuant)
     #[command(after_help = "\
 Example: 2 bits for keys, 1 bit for values
-  wgkv quantize kv.safetensors -o packed.safetensors --k-bits 2 --v-bits 1")]
+  wgkv quantize kv.safetensors -o packed.safetensors --k-bits 2 --v-bits 1
+Example: 3 bits for keys, 2 bits for values, far closer to the input
+  wgkv quantize kv.safetensors -o packed.safetensors --profile tuned")]
     Quantize(QuantizeArgs),
     /// Unpack a packed cache
     #[command(after_help = "Example:\n  wgkv dequantize packed.safetensors -o kv.safetensors")]
@@ -170,9 +172,10 @@ pub struct Sinks {
 /// How keys and values are packed.
 #[derive(Args, Debug)]
 pub struct Packing {
-    /// Code bits per value, 1 or 2
-    #[arg(long, value_name = "B", default_value_t = 2)]
-    pub bits: u32,
+    /// Code bits per value, 1 or 2; with the profile tuned 1 to 4 [default: 2; tuned: 3 for keys, 2
+    /// for values]
+    #[arg(long, value_name = "B")]
+    pub bits: Option<u32>,
     /// Code bits per value of keys [default: --bits]
     #[arg(long, value_name = "B")]
     pub k_bits: Option<u32>,
@@ -185,7 +188,7 @@ pub struct Packing {
     /// Newest tokens that stay unpacked
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub recent: u32,
-    /// Which form of the method
+    /// Which form of the method: as it was described, or with free-norm books, 4-bit scales and means
     #[arg(long, value_enum, default_value = "compat")]
     pub profile: Profile,
     /// Codebooks codebook_signed and codebook_magnitude, f32 [256, 8] [default: built in]
@@ -196,6 +199,7 @@ pub struct Packing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Profile {
     Compat,
+    Tuned,
     Paper,
 }
 

@@ -216,7 +216,7 @@ pub fn run(args: &CompressArgs, common: &Common) -> Result<(), Fail> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    write_codebook(&spec.codebook, &mut output);
+    write_codebook(&spec.codebook, spec.profile, &mut output);
     let output_bytes = output.finish()?;
     show(common, &engine, &reports, output_bytes)
 }

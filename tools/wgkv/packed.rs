@@ -11,14 +11,15 @@
 //! | `layers.<i>.k.pages`, `.v.pages` | U32 | `[pages, words of a page]` |
 //! | `layers.<i>.k.raw`, `.v.raw` | F16 or BF16 | `[raw token rows, D]` |
 //!
-//! and once `codebook_signed`, `codebook_magnitude` F32 `[256, 8]`. The metadata hold `format`,
-//! `version`, `profile` and per layer, under `layers.<i>`, the numbers of [`Note`] as JSON.
+//! and once `codebook_signed`, `codebook_magnitude` F32 `[256, 8]`, with the profile tuned also
+//! `codebook_plain` F32 `[3712]`, the books of 1 to 4 bits one after the other. The metadata hold
+//! `format`, `version`, `profile` (`compat` or `tuned`) and per layer, under `layers.<i>`, the numbers of [`Note`] as JSON.
 
 use std::io::{Read, Seek};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE, PageLayout};
+use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE, Profile};
 use wgkv::nsnquant::{Codebook, Codec};
 use wgkv::shape::check_offsets;
 
@@ -130,7 +131,7 @@ impl Packed {
     pub fn write(self, layer: u32, output: &mut Output) -> Result<(), Fail> {
         output.note("format", FORMAT);
         output.note("version", VERSION);
-        output.note("profile", "compat");
+        output.note("profile", profile_of(&self.k.codec).name());
         output.note(format!("layers.{layer}"), to_json(&self.note)?);
         let name = |tensor: &str| format!("layers.{layer}.{tensor}");
         let raw = self.raw_offsets().last().copied().unwrap_or(0) as usize;
@@ -161,9 +162,10 @@ impl Packed {
         let key = format!("layers.{layer}");
         let name = |tensor: &str| names.get(tensor).cloned().unwrap_or(format!("{key}.{tensor}"));
         let note = note(source.header(), layer).map_err(|why| source.fail(&key, why))?;
+        let profile = profile(source.header()).map_err(|why| source.fail(&key, why))?;
         let codec = |argument, dim, bits| -> Result<Codec, Fail> {
-            let layout = PageLayout::new(argument, dim, Bits::new("bits", bits)?, note.chunk)?;
-            Ok(Codec::new(layout, codebook.clone())?)
+            let scheme = profile.scheme(Bits::new("bits", bits)?);
+            Ok(Codec::with(argument, dim, scheme, note.chunk, codebook.clone())?)
         };
         let codecs = [("k_dim", note.k_dim, note.k_bits), ("v_dim", note.v_dim, note.v_bits)]
             .map(|(argument, dim, bits)| codec(argument, dim, bits));
@@ -261,16 +263,31 @@ fn note(header: &Header, layer: u32) -> Result<Note, String> {
         }
         None => return Err("the metadata name no version".into()),
     }
-    if header.metadata.get("profile").is_some_and(|profile| profile != "compat") {
-        return Err("only the profile compat is read".into());
-    }
+    profile(header)?;
     let text =
         header.metadata.get(&format!("layers.{layer}")).ok_or("the metadata do not describe it")?;
     serde_json::from_str(text).map_err(|e| format!("the metadata are not valid: {e}"))
 }
 
-/// Adds a codebook to a file.
-pub fn write_codebook(codebook: &Codebook, output: &mut Output) {
+/// The profile that the metadata name.
+fn profile(header: &Header) -> Result<Profile, String> {
+    let Some(name) = header.metadata.get("profile") else { return Ok(Profile::Compat) };
+    let known = Profile::ALL.into_iter().find(|profile| profile.name() == name);
+    known.ok_or_else(|| format!("profile {}: only compat and tuned are read", shown(name)))
+}
+
+/// The profile whose scheme a codec has.
+fn profile_of(codec: &Codec) -> Profile {
+    let same = |profile: &Profile| profile.scheme(codec.layout().bits()) == codec.scheme();
+    Profile::ALL.into_iter().find(same).unwrap_or_default()
+}
+
+/// Adds a codebook to a file, for pages of a profile.
+pub fn write_codebook(codebook: &Codebook, profile: Profile, output: &mut Output) {
+    if profile == Profile::Tuned {
+        let values = codebook.plain_values();
+        output.put("codebook_plain", &[values.len()], Payload::F32(values));
+    }
     for (name, bits) in [("codebook_signed", Bits::One), ("codebook_magnitude", Bits::Two)] {
         let rows = codebook.rows(bits).to_vec();
         output.put(name, &[CODEBOOK_ROWS, PIECE], Payload::F32(rows));
@@ -288,9 +305,12 @@ pub fn read_codebook<R: Read + Seek>(source: &mut Source<R>) -> Result<Arc<Codeb
         Ok(rows)
     };
     let (signed, magnitude) = (book("codebook_signed")?, book("codebook_magnitude")?);
-    let codebook =
-        Codebook::new(&signed, &magnitude).map_err(|e| Fail::from(e).at(source.name()))?;
-    Ok(Arc::new(codebook))
+    let mut codebook = Codebook::new(&signed, &magnitude);
+    if source.header().tensors.contains_key("codebook_plain") {
+        let (_, values) = source.exactly::<f32>("codebook_plain", FileDtype::F32, 1)?;
+        codebook = codebook.and_then(|codebook| codebook.with_plain(&values));
+    }
+    Ok(Arc::new(codebook.map_err(|e| Fail::from(e).at(source.name()))?))
 }
 
 /// Bits per element of a packed file over keys and values, raw rows and positions counted, from the

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use wgkv::Error;
-use wgkv::layout::{Bits, Family, PageLayout};
+use wgkv::layout::{Bits, PageLayout};
 use wgkv::nsnquant::{Codebook, Codec};
 
 use crate::args::{Packing, Profile};
@@ -18,7 +18,8 @@ use crate::report::say;
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub codebook: Arc<Codebook>,
-    pub bits: [u32; 2],
+    pub profile: wgkv::layout::Profile,
+    pub bits: [Bits; 2],
     pub chunk: usize,
     pub sinks: usize,
     pub recent: usize,
@@ -27,22 +28,32 @@ pub struct Spec {
 impl Spec {
     /// Checks the options that do not depend on a file.
     pub fn new(packing: &Packing, sinks: u32) -> Result<Self, Fail> {
-        if packing.profile == Profile::Paper {
-            return Err(Fail::input("--profile paper is not supported, only compat is"));
-        }
+        use wgkv::layout::Profile as Known;
+        let (profile, usual) = match packing.profile {
+            Profile::Compat => (Known::Compat, [2, 2]),
+            Profile::Tuned => (Known::Tuned, [3, 2]),
+            Profile::Paper => {
+                let message = "--profile paper is not supported, only compat and tuned are";
+                return Err(Fail::input(message));
+            }
+        };
         let codebook = match &packing.codebook {
             Some(path) => read_codebook(&mut Source::open(path)?)?,
             None => Codebook::builtin(),
         };
-        let bits =
-            [("--k-bits", packing.k_bits), ("--v-bits", packing.v_bits)].map(|(name, one)| {
-                let (name, bits) = one.map_or(("--bits", packing.bits), |bits| (name, bits));
-                Family::Unit.rate(name, bits).map(|_| bits).map_err(Fail::from)
-            });
-        let [k_bits, v_bits] = bits;
+        let family = profile.scheme(Bits::One).family;
+        let own = [("--k-bits", packing.k_bits), ("--v-bits", packing.v_bits)];
+        let mut bits = own.into_iter().zip(usual).map(|((name, one), usual)| {
+            let all = packing.bits.map(|bits| ("--bits", bits));
+            let (name, bits) = one.map(|bits| (name, bits)).or(all).unwrap_or((name, usual));
+            family.rate(name, bits).map_err(Fail::from)
+        });
+        let mut next = || bits.next().unwrap_or(Ok(Bits::Two));
+        let bits = [next()?, next()?];
         let spec = Self {
             codebook,
-            bits: [k_bits?, v_bits?],
+            profile,
+            bits,
             chunk: packing.chunk as usize,
             sinks: sinks as usize,
             recent: packing.recent as usize,
@@ -55,8 +66,8 @@ impl Spec {
     /// Codecs of keys and values of these head dimensions.
     pub fn codecs(&self, k_dim: usize, v_dim: usize) -> Result<[Codec; 2], Fail> {
         let codec = |dim, bits| -> Result<Codec, Fail> {
-            let layout = PageLayout::new("head dim", dim, Bits::new("bits", bits)?, self.chunk)?;
-            Ok(Codec::new(layout, self.codebook.clone())?)
+            let scheme = self.profile.scheme(bits);
+            Ok(Codec::with("head dim", dim, scheme, self.chunk, self.codebook.clone())?)
         };
         Ok([codec(k_dim, self.bits[0])?, codec(v_dim, self.bits[1])?])
     }
@@ -92,8 +103,8 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
         tokens: layer.tokens,
         k_dim: layer.k_dim,
         v_dim: layer.v_dim,
-        k_bits: spec.bits[0],
-        v_bits: spec.bits[1],
+        k_bits: spec.bits[0].get() as u32,
+        v_bits: spec.bits[1].get() as u32,
         chunk: spec.chunk,
         sinks: spec.sinks,
         recent: spec.recent,

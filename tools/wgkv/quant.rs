@@ -2,6 +2,7 @@
 
 use half::f16;
 use serde_json::json;
+use wgkv::layout::Metadata;
 use wgkv::nsnquant::{Codec, Codes};
 
 use crate::args::{Common, DequantizeArgs, QuantizeArgs, Wide};
@@ -70,7 +71,7 @@ pub fn quantize(args: &QuantizeArgs, common: &Common) -> Result<(), Fail> {
     }
     bar.finish_and_clear();
     if !args.dump_codes {
-        write_codebook(&spec.codebook, &mut output);
+        write_codebook(&spec.codebook, spec.profile, &mut output);
     }
     let bytes = output.finish()?;
     finish(common, json!({"layers": report, "output_bytes": bytes}), &rows)
@@ -91,7 +92,14 @@ fn dump(packed: &Packed, layer: u32, output: &mut Output) -> Result<(), Fail> {
         let (dim, pieces) = (codec.layout().head_dim(), codec.layout().pieces());
         let codes = Codes::unpack(codec, &side.pages)?;
         let name = |part: &str| format!("layers.{layer}.{tensor}.{part}");
-        let halves = |bits: Vec<u16>| Payload::F16(bits.into_iter().map(f16::from_bits).collect());
+        let four = codec.scheme().metadata == Metadata::Four;
+        let halves = |bits: Vec<u16>| {
+            if four {
+                Payload::U8(bits.into_iter().map(|code| code as u8).collect())
+            } else {
+                Payload::F16(bits.into_iter().map(f16::from_bits).collect())
+            }
+        };
         let shape = [batch, heads, tokens, pieces];
         output.put(name("idx"), &shape, Payload::U8(codes.idx));
         if let Some(signs) = codes.signs {
@@ -100,6 +108,9 @@ fn dump(packed: &Packed, layer: u32, output: &mut Output) -> Result<(), Fail> {
         output.put(name("s1"), &shape[..3], halves(codes.s1));
         output.put(name("s2"), &shape[..3], halves(codes.s2));
         output.put(name("o"), &[batch, heads, count, dim], halves(codes.o));
+        if four {
+            output.put(name("grids"), &[batch, heads, count, 3], Payload::U32(codes.grids));
+        }
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! What a pool is made from.
 
 use crate::error::{Error, Result};
-use crate::layout::Bits;
 use crate::layout::pool::PoolLayout;
+use crate::layout::{Bits, Profile};
 use crate::shape::Dtype;
 
 /// Most rows of [`PoolConfig::recent`].
@@ -24,6 +24,8 @@ pub struct PoolConfig {
     pub head_dim_v: usize,
     /// Rates of packed keys and values; `None` keeps all rows raw.
     pub bits: Option<(Bits, Bits)>,
+    /// How rows are packed at these rates; 3 and 4 bits are rates of [`Profile::Tuned`].
+    pub profile: Profile,
     /// Rows of a page and of a packed chunk (the residual length of arXiv 2505.18231; 64, and 128
     /// advised at 1 bit).
     pub chunk: usize,
@@ -63,10 +65,11 @@ impl PoolConfig {
             let (got, expected) = (self.raw.name(), Dtype::F16.name());
             return Err(Error::Dtype { argument: "raw", got, expected });
         }
-        PoolLayout::new(
+        let scheme = |bits| self.profile.scheme(bits);
+        PoolLayout::with(
             self.head_dim_k,
             self.head_dim_v,
-            self.bits,
+            self.bits.map(|(keys, values)| [scheme(keys), scheme(values)]),
             self.chunk,
             self.sinks,
             self.slab_bytes,

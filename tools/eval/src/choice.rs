@@ -95,6 +95,7 @@ impl Choice {
             fake.check(chunk, shape.head_dim)?;
         }
         Ok(PoolConfig {
+            profile: Default::default(),
             layers: shape.layers,
             heads: shape.kv_heads,
             head_dim_k: shape.head_dim,

@@ -9,7 +9,6 @@ use serde_json::{Map, Value, json};
 use wgkv::Error;
 use wgkv::cache::{CacheConfig, Counters, cpu, gpu};
 use wgkv::gpu::{DeviceTensor, Slice};
-use wgkv::layout::Family;
 use wgkv::shape::{Dtype, Tensor};
 
 use crate::args::{Common, ReplayArgs};
@@ -103,8 +102,9 @@ impl Rows {
             rows: self.count(),
             head_dim_k: self.head_dims[0],
             head_dim_v: self.head_dims[1],
-            k_bits: Family::Unit.rate("--k-bits", k_bits)?,
-            v_bits: Family::Unit.rate("--v-bits", v_bits)?,
+            k_bits,
+            v_bits,
+            profile: spec.profile,
             chunk: spec.chunk,
             sinks: spec.sinks,
             recent: spec.recent,
