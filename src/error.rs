@@ -137,6 +137,22 @@ pub enum Error {
         /// Bytes of the buffer.
         needed: u64,
     },
+    /// The host has not the memory for something.
+    #[error("there is no memory for {argument}, {needed} bytes")]
+    OutOfHostMemory {
+        /// What.
+        argument: &'static str,
+        /// Bytes of it.
+        needed: u64,
+    },
+    /// Something of one cache, or on one device, was given to another.
+    #[error("{argument} belongs to another {owner}")]
+    Foreign {
+        /// What.
+        argument: &'static str,
+        /// To what it belongs.
+        owner: &'static str,
+    },
     /// The device lacks a feature that was asked for.
     #[error("the device lacks {feature}, which {argument} needs")]
     MissingFeature {

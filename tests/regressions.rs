@@ -303,6 +303,43 @@ fn rows_near_the_end_of_f32_come_back() {
     }
 }
 
+#[test]
+fn the_largest_chunks_of_wide_heads_are_packed_to_their_end() {
+    // Software devices end loops after 65,535 rounds, which such a chunk once took.
+    let (chunk, dim) = (1024, 512);
+    let layout = PageLayout::new("head_dim", dim, Bits::Two, chunk).unwrap();
+    let codec = Codec::new(layout, Codebook::builtin()).unwrap();
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / 8_388_608.0 - 1.0
+    };
+    let rows: Vec<f32> = (0..chunk * dim).map(|_| next()).collect();
+    let host = nsnquant::cpu::encode(&codec, Elements::F32(&rows), &[0]).unwrap();
+    let device = nsnquant::gpu::DeviceCodec::new(support::context(), codec).unwrap();
+    let rows = support::context().upload("rows", bytemuck::cast_slice(&rows)).unwrap();
+    let (starts, out) = (buffer(4), buffer(4 * layout.words()));
+    run(|rec| {
+        let (rows, starts, out) = (Slice::all(&rows), Slice::all(&starts), Slice::all(&out));
+        nsnquant::gpu::encode(rec, &device, rows, Dtype::F32, chunk, starts, 1, out)
+    })
+    .unwrap();
+    let differ =
+        support::download_as::<u32>(&out).iter().zip(&host).filter(|(a, b)| a != b).count();
+    assert!(differ <= host.len() / 1000, "{differ} of {} words", host.len());
+}
+
+#[test]
+fn a_dispatch_that_reads_what_it_writes_is_refused() {
+    let words = buffer(64);
+    let s = Slice::all(&words);
+    let codec =
+        Codec::new(PageLayout::new("layout", 8, Bits::Two, 2).unwrap(), Codebook::builtin());
+    let device = nsnquant::gpu::DeviceCodec::new(support::context(), codec.unwrap()).unwrap();
+    let fault = run(|rec| nsnquant::gpu::decode(rec, &device, s, 1, s, s, Dtype::F16, 2));
+    assert!(matches!(fault, Err(Error::Offsets { .. })), "{fault:?}");
+}
+
 fn bytes(words: &[u32]) -> &[u8] {
     bytemuck::cast_slice(words)
 }

@@ -4,7 +4,6 @@ use super::view::{length, same};
 use crate::error::{Error, Result};
 use crate::layout::pool::{PageClass, PoolLayout};
 use crate::layout::tables::Tables;
-use crate::shape::check_offsets;
 
 /// Pages of a unit, the tokens that give one partial result: how a row is cut depends on the row
 /// alone, so that it gives the same bits in any batch.
@@ -29,10 +28,7 @@ pub(super) fn check(tables: &Tables, layout: &PoolLayout) -> Result<usize> {
     }
     let chunk = layout.chunk();
     same("chunk of the page tables", tables.chunk as usize, chunk, "the layout")?;
-    check_offsets("packed_offsets", &tables.packed_offsets, rows, tables.packed.len())?;
-    check_offsets("tail_offsets", &tables.tail_offsets, rows, tables.tail.len())?;
-    length("sink_rows", tables.sink_rows.len(), rows)?;
-    length("tail_rows", tables.tail_rows.len(), rows)?;
+    tables.check_lists()?;
     if layout.packed().is_none() {
         length("packed pages", tables.packed.len(), 0)?;
     }

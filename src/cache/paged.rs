@@ -1,6 +1,7 @@
 //! What the paged caches of both paths share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::{Pod, Zeroable};
 
@@ -11,6 +12,22 @@ use crate::nestedkv::plan::KeepPlan;
 use crate::nestedkv::{Budget, EvictConfig};
 use crate::nsnquant::{Codebook, Codec};
 use crate::shape::check_count;
+
+/// Tells caches apart, so that steps and batches of one are refused by another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tag(u64);
+
+impl Tag {
+    pub(super) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(super) fn check(self, argument: &'static str, other: Self) -> Result<()> {
+        let fault = Error::Foreign { argument, owner: "cache" };
+        if self == other { Ok(()) } else { Err(fault) }
+    }
+}
 
 /// The first rows of a page, and where they go in a dense tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

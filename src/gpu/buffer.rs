@@ -21,6 +21,17 @@ impl<'a> Slice<'a> {
     pub fn all(buffer: &'a wgpu::Buffer) -> Self {
         Self { buffer, offset: 0, size: buffer.size() }
     }
+
+    /// Checks that this shares no byte with another slice.
+    pub(crate) fn check_apart(&self, argument: &'static str, other: &Self) -> Result<()> {
+        let end = |slice: &Self| slice.offset.saturating_add(slice.size);
+        let apart = self.offset >= end(other) || other.offset >= end(self);
+        if self.buffer != other.buffer || apart {
+            return Ok(());
+        }
+        let expected = "apart from what else is written";
+        Err(Error::Offsets { argument, index: 0, got: self.offset, expected })
+    }
 }
 
 impl<'a> From<&'a wgpu::Buffer> for Slice<'a> {

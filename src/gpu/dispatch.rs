@@ -115,8 +115,9 @@ impl<'a> Recorder<'a> {
     /// # Errors
     /// [`Error::Length`] when the number of slices is not that of the kernel's bindings;
     /// [`Error::DeviceLimit`] for a slice above the binding limit or too many workgroups;
-    /// [`Error::BufferUsage`] for a buffer without `STORAGE` (or `UNIFORM`, for a constant); [`Error::Offsets`] for a slice that
-    /// is misaligned or outside its buffer.
+    /// [`Error::BufferUsage`] for a buffer without `STORAGE` (or `UNIFORM`, for a constant);
+    /// [`Error::Offsets`] for a slice that is misaligned or outside its buffer, and for one that lies
+    /// in memory that the kernel writes through another.
     pub fn dispatch<P: Params>(
         &mut self,
         kernel: &'static Kernel,
@@ -138,6 +139,7 @@ impl<'a> Recorder<'a> {
         for (slice, binding) in slices.iter().zip(kernel.bindings) {
             check_slice(*binding, slice, &limits)?;
         }
+        check_aliases(kernel.bindings, slices)?;
         if width == 0 {
             return Ok(());
         }
@@ -386,6 +388,28 @@ fn check_slice(binding: Binding, slice: &Slice<'_>, limits: &wgpu::Limits) -> Re
     }
     if slice.offset.checked_add(slice.size).is_none_or(|end| end > slice.buffer.size()) {
         return fault(1, slice.offset.saturating_add(slice.size), "an end within the buffer");
+    }
+    Ok(())
+}
+
+/// Checks that what a dispatch writes is bound once: no buffer may be read and written by one dispatch,
+/// and what is written may not overlap.
+fn check_aliases(bindings: &[Binding], slices: &[Slice<'_>]) -> Result<()> {
+    let writes = |index: usize| matches!(bindings[index], Binding::Write(_));
+    for (index, slice) in slices.iter().enumerate() {
+        for (before, other) in slices[..index].iter().enumerate() {
+            let argument = bindings[index].name();
+            match (writes(before), writes(index)) {
+                (false, false) => {}
+                (true, true) => slice.check_apart(argument, other)?,
+                _ if slice.buffer != other.buffer => {}
+                _ => {
+                    let expected = "in another buffer than what is written";
+                    let got = slice.offset;
+                    return Err(Error::Offsets { argument, index, got, expected });
+                }
+            }
+        }
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use super::pool::PageId;
 use crate::error::{Error, Result};
+use crate::shape::{check_count, check_offsets};
 
 /// Page tables of one layer of a batch. A row is one KV head of one member: `rows` is members times
 /// heads, the heads of a member side by side.
@@ -73,14 +74,38 @@ impl Tables {
         (0..self.rows()).all(|row| self.len(row) == 0)
     }
 
+    /// Checks that the lists belong together.
+    pub(crate) fn check_lists(&self) -> Result<()> {
+        let rows = self.rows();
+        check_offsets("packed_offsets", &self.packed_offsets, rows, self.packed.len())?;
+        check_offsets("tail_offsets", &self.tail_offsets, rows, self.tail.len())?;
+        for (argument, got) in
+            [("sink_rows", self.sink_rows.len()), ("tail_rows", self.tail_rows.len())]
+        {
+            if got != rows {
+                return Err(Error::Length { argument, got, expected: rows });
+            }
+        }
+        // Units, and the rows of the pages of a row, are counted in 32 bits.
+        let pages = self.packed.len() + self.tail.len();
+        check_count("pages of the tables", &[pages + rows])?;
+        let longest = |offsets: &[u32]| {
+            offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0)
+        };
+        let longest = longest(&self.packed_offsets).max(longest(&self.tail_offsets));
+        check_count("tokens of a row", &[longest, self.chunk as usize]).map(|_| ())
+    }
+
     /// Cuts every row into units of `pages` pages.
     ///
     /// # Errors
-    /// [`Error::Empty`] for units of 0 pages.
+    /// [`Error::Empty`] for units of 0 pages; [`Error::Length`], [`Error::Offsets`] and
+    /// [`Error::OutOfRange`] where the lists do not belong together.
     pub fn units(&self, pages: u32) -> Result<Units> {
         if pages == 0 {
             return Err(Error::Empty { argument: "pages of a unit" });
         }
+        self.check_lists()?;
         let mut units = Units::default();
         let mut slot = 0;
         units.offsets.push(0);
@@ -97,7 +122,7 @@ impl Tables {
                     // A sink page has a size of its own, but it is the only one of its row.
                     let rows = match class {
                         0 => rows,
-                        _ => (rows - before).min(pages * self.chunk),
+                        _ => rows.saturating_sub(before).min(pages * self.chunk),
                     };
                     let row = row as u32;
                     units.units[class].push(Unit { row, first: first + done, pages, rows, slot });

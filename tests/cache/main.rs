@@ -19,6 +19,7 @@ mod layer;
 mod pack;
 mod paged;
 mod paged_record;
+mod paged_refused;
 mod pages;
 mod plan;
 mod pool;

@@ -286,3 +286,69 @@ fn queries_at_the_end_of_all_positions() {
     assert!(matches!(beyond, Err(Error::OutOfRange { .. })), "{beyond:?}");
     world.end();
 }
+
+#[test]
+fn tensors_in_memory_that_is_written_are_refused() {
+    let config = config();
+    let mut world = World::both(&config);
+    world.prompt(1, 30, Finish::All);
+    let id = world.live[0].0;
+    let device = world.device.as_mut().unwrap();
+    let context = device.context.clone();
+    let (dtype, tokens) = (Dtype::F16, 30);
+    let [keys, values] = [16u64, 24].map(|dim| 2 * 30 * dim * 2);
+    let both = context.create("both", 4096 + values).unwrap();
+    let part = |offset, size| Slice { buffer: &both, offset, size };
+    let mut batch = device.cache.batch(&[id]).unwrap();
+    let mut fetch = |keys, values| {
+        let to = wgkv::cache::gpu::Fetch { keys, values, positions: None, tokens, dtype };
+        submit(&context, |rec| device.cache.fetch(rec, &mut batch, 0, &to))
+    };
+    let fault = fetch(part(0, keys), part(256, values));
+    assert!(matches!(fault, Err(Error::Offsets { .. })), "{fault:?}");
+    // Two halves of one buffer serve.
+    fetch(part(0, keys), part(4096, values)).unwrap();
+    let expected = world.host.fetch(&[id], 0, tokens, dtype).unwrap();
+    let got: Vec<u16> = support::download_as(&both);
+    let bits = |floats: &[f32]| match Data::new(dtype, floats) {
+        Data::F16(data) => data.iter().map(|x| x.to_bits()).collect::<Vec<u16>>(),
+        _ => unreachable!(),
+    };
+    assert_eq!(got[..keys as usize / 2], bits(&expected.keys));
+    assert_eq!(got[2048..2048 + values as usize / 2], bits(&expected.values));
+
+    // Rows out of the cache itself.
+    let device = world.device.as_mut().unwrap();
+    let parts = [Part { sequence: id, tokens: 1 }];
+    let rows = tell(&World::host(&config), Dtype::F16, &[(1, 30, 1)]);
+    let append = Operation::Append { parts: &parts, flush: true };
+    let step = device.cache.step(&append).unwrap();
+    let slabs = [0, 1].map(|layer| {
+        device.cache.slabs(PageClass::Raw, layer).iter().flatten().next().unwrap().clone()
+    });
+    let wrong = submit(&context, |rec| {
+        let own = Slice::all(&slabs[0]);
+        let incoming = IncomingRows { keys: own, values: own, dtype };
+        device.cache.record(rec, &step, 0, Some(incoming))
+    });
+    assert!(matches!(wrong, Err(Error::Offsets { .. })), "{wrong:?}");
+    let upload = |data: &Data| context.upload("rows", data.elements().bytes()).unwrap();
+    let buffers: Vec<_> =
+        rows.iter().map(|rows| [upload(&rows.keys), upload(&rows.values)]).collect();
+    submit(&context, |rec| {
+        buffers.iter().enumerate().try_for_each(|(layer, buffers)| {
+            let [keys, values] = buffers.each_ref().map(Slice::all);
+            device.cache.record(rec, &step, layer, Some(IncomingRows { keys, values, dtype }))
+        })
+    })
+    .unwrap();
+    let step = world.host.cache.step(&append).unwrap();
+    for (layer, rows) in rows.iter().enumerate() {
+        let (keys, values) = (rows.keys.elements(), rows.values.elements());
+        let rows = Some(wgkv::cache::cpu::IncomingRows { keys, values });
+        world.host.cache.apply(&step, layer, rows).unwrap();
+    }
+    world.booked(0, 1, &rows);
+    world.check();
+    world.end();
+}

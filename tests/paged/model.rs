@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use wgkv::cache::pool::PoolConfig;
 use wgkv::half::{bf16, f16};
+use wgkv::layout::Bits;
 use wgkv::layout::pool::{PageClass, PoolLayout};
-use wgkv::layout::{Bits, PageLayout};
 use wgkv::nsnquant::{self, Codebook, Codec};
 use wgkv::shape::{Dtype, Elements};
 
@@ -101,8 +101,8 @@ pub struct Contents {
 
 pub fn codecs(config: &PoolConfig) -> Option<[Codec; 2]> {
     let codec = |dim, bits: Bits| {
-        let layout = PageLayout::new("rows", dim, bits, config.chunk).unwrap();
-        Codec::new(layout, Codebook::builtin()).unwrap()
+        let scheme = config.profile.scheme(bits);
+        Codec::with("rows", dim, scheme, config.chunk, Codebook::builtin()).unwrap()
     };
     config
         .bits

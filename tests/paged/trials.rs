@@ -114,9 +114,14 @@ fn t18_positions_through_eviction_decoding_and_trims() {
     assert_eq!(seen(&world, place), 305);
     assert!(world.trim(&[(0, 2)]));
     assert_eq!(seen(&world, place), 303);
-    world.go_on(&[(place, 1, 1)], false);
-    assert_eq!(seen(&world, place), 304);
+    // Saved and loaded, the sequence goes on as if it had not been.
+    assert!(world.reload(&[0]));
+    assert_eq!(seen(&world, 1), 303);
+    assert_eq!(positions(&world, 1, 1, 1), positions(&world, place, 1, 1));
+    world.go_on(&[(place, 1, 1), (1, 1, 1)], false);
+    assert_eq!((seen(&world, place), seen(&world, 1)), (304, 304));
     world.check();
+    assert_eq!(world.show(place), world.show(1));
     let after = positions(&world, place, 1, 1);
     assert_eq!(after[..before.len()], before);
     assert_eq!(after[before.len()..], [300, 301, 302, 303]);

@@ -160,19 +160,51 @@ fn dot8(a: Piece, c: Piece, half: f32) -> f32 {
     return sum + a.high.w * c.high.w;
 }
 
-// Indices of the centroids of 8 channels nearest to two pieces, the first of equals.
+struct Best8 {
+    scores: vec2<f32>,
+    index: vec2<u32>,
+}
+
+fn better8(best: Best8, row: u32, a: Piece, b: Piece) -> Best8 {
+    let c = Piece(book[2u * row], book[2u * row + 1u]);
+    let half = half_square(c);
+    let scores = vec2<f32>(dot8(a, c, half), dot8(b, c, half));
+    let better = scores > best.scores;
+    let rows = vec2<u32>(row);
+    return Best8(select(best.scores, scores, better), select(best.index, rows, better));
+}
+
+// Indices of the centroids of 8 channels nearest to two pieces, the first of equals. Eight rows at a
+// time, and other long loops go in steps too: llvmpipe lets an invocation go round its loops 65,535
+// times in all and leaves them without a word after that; the largest chunks took twice as many.
 fn nearest8(a: Piece, b: Piece) -> vec2<u32> {
-    var best = vec2<f32>(-3e38);
-    var index = vec2<u32>(0u);
-    for (var row = 0u; row < ROWS; row++) {
-        let c = Piece(book[2u * row], book[2u * row + 1u]);
-        let half = half_square(c);
-        let scores = vec2<f32>(dot8(a, c, half), dot8(b, c, half));
-        let better = scores > best;
-        best = select(best, scores, better);
-        index = select(index, vec2<u32>(row), better);
+    var best = Best8(vec2<f32>(-3e38), vec2<u32>(0u));
+    for (var row = 0u; row < ROWS; row += 8u) {
+        best = better8(best, row, a, b);
+        best = better8(best, row + 1u, a, b);
+        best = better8(best, row + 2u, a, b);
+        best = better8(best, row + 3u, a, b);
+        best = better8(best, row + 4u, a, b);
+        best = better8(best, row + 5u, a, b);
+        best = better8(best, row + 6u, a, b);
+        best = better8(best, row + 7u, a, b);
     }
-    return index;
+    return best.index;
+}
+
+struct Best4 {
+    scores: vec4<f32>,
+    index: vec4<u32>,
+}
+
+fn better4(best: Best4, row: u32, x: vec4<f32>, y: vec4<f32>, z: vec4<f32>, w: vec4<f32>) -> Best4 {
+    let c = book[row];
+    let s = c * c;
+    let half = 0.5 * ((s.x + s.y) + (s.z + s.w));
+    let scores = (((x * c.x - half) + y * c.y) + z * c.z) + w * c.w;
+    let better = scores > best.scores;
+    let rows = vec4<u32>(row);
+    return Best4(select(best.scores, scores, better), select(best.index, rows, better));
 }
 
 // The same of 4 channels: two indices a piece.
@@ -181,17 +213,18 @@ fn nearest4(a: Piece, b: Piece) -> vec2<u32> {
     let y = vec4<f32>(a.low.y, a.high.y, b.low.y, b.high.y);
     let z = vec4<f32>(a.low.z, a.high.z, b.low.z, b.high.z);
     let w = vec4<f32>(a.low.w, a.high.w, b.low.w, b.high.w);
-    var best = vec4<f32>(-3e38);
-    var index = vec4<u32>(0u);
-    for (var row = 0u; row < ROWS; row++) {
-        let c = book[row];
-        let s = c * c;
-        let half = 0.5 * ((s.x + s.y) + (s.z + s.w));
-        let scores = (((x * c.x - half) + y * c.y) + z * c.z) + w * c.w;
-        let better = scores > best;
-        best = select(best, scores, better);
-        index = select(index, vec4<u32>(row), better);
+    var best = Best4(vec4<f32>(-3e38), vec4<u32>(0u));
+    for (var row = 0u; row < ROWS; row += 8u) {
+        best = better4(best, row, x, y, z, w);
+        best = better4(best, row + 1u, x, y, z, w);
+        best = better4(best, row + 2u, x, y, z, w);
+        best = better4(best, row + 3u, x, y, z, w);
+        best = better4(best, row + 4u, x, y, z, w);
+        best = better4(best, row + 5u, x, y, z, w);
+        best = better4(best, row + 6u, x, y, z, w);
+        best = better4(best, row + 7u, x, y, z, w);
     }
+    let index = best.index;
     return vec2<u32>(index.x | (index.y << 8u), index.z | (index.w << 8u));
 }
 
@@ -287,11 +320,33 @@ fn half_bits(value: f32) -> u32 {
 
 // Adds up the numbers that the lanes left for each piece of a token.
 fn token_sum(t: u32) -> f32 {
+    let at = t * PIECES;
     var sum = 0.0;
-    for (var p = 0u; p < PIECES; p++) {
-        sum += bitcast<f32>(wg_piece[t * PIECES + p]);
+    for (var p = 0u; p < PIECES; p += 4u) {
+        sum += bitcast<f32>(wg_piece[at + p]);
+        if p + 1u < PIECES {
+            sum += bitcast<f32>(wg_piece[at + p + 1u]);
+        }
+        if p + 2u < PIECES {
+            sum += bitcast<f32>(wg_piece[at + p + 2u]);
+        }
+        if p + 3u < PIECES {
+            sum += bitcast<f32>(wg_piece[at + p + 3u]);
+        }
     }
     return sum;
+}
+
+// Largest of the pieces of a token, and of `least`.
+fn token_top(t: u32, least: u32) -> u32 {
+    let last = (t + 1u) * PIECES - 1u;
+    var top = least;
+    for (var p = t * PIECES; p <= last; p += 4u) {
+        let low = max(wg_piece[p], wg_piece[min(p + 1u, last)]);
+        let high = max(wg_piece[min(p + 2u, last)], wg_piece[min(p + 3u, last)]);
+        top = max(top, max(low, high));
+    }
+    return top;
 }
 
 // Smallest and largest of the keys that each lane has. To be called by the whole workgroup.
@@ -466,11 +521,7 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
         wg_piece[place.y] = max(top_bits(b.low), top_bits(b.high));
         workgroupBarrier();
         for (var t = lane; t < BATCH; t += LANES) {
-            var top = 64u << 23u;
-            for (var p = 0u; p < PIECES; p++) {
-                top = max(top, wg_piece[t * PIECES + p]);
-            }
-            wg_token[t] = top >> 23u;
+            wg_token[t] = token_top(t, 64u << 23u) >> 23u;
         }
         workgroupBarrier();
         let up_a = bitcast<f32>((255u - wg_token[min(token.x, BATCH - 1u)]) << 23u);

@@ -12,7 +12,7 @@ use super::rows::elements;
 use super::write::{Incoming, write};
 use crate::attention::cpu::{Attended, PagedView, attend_paged};
 use crate::attention::{PagedAttend, Queries};
-use crate::cache::paged::{self, FetchPlan};
+use crate::cache::paged::{self, FetchPlan, Tag};
 use crate::cache::pool::{Keep, LayerStep, Operation, Pool, PoolConfig, SequenceId, SlabId};
 use crate::error::{Error, Result};
 use crate::layout::pool::PageClass;
@@ -24,6 +24,7 @@ use crate::shape::{Dtype, Elements, Tensor};
 /// What a step has to do, layer after layer.
 #[derive(Clone, Debug)]
 pub struct Step {
+    cache: Tag,
     first: usize,
     layers: Vec<Arc<LayerStep>>,
     source_rows: u32,
@@ -45,6 +46,7 @@ impl Step {
 /// Members of a batch, whose lengths may differ; a sequence may come more than once.
 #[derive(Clone, Debug)]
 pub struct Batch {
+    cache: Tag,
     pub(in crate::cache) members: Vec<SequenceId>,
 }
 
@@ -108,6 +110,7 @@ impl Eviction {
 /// step at once.
 #[derive(Debug)]
 pub struct PagedCache {
+    tag: Tag,
     pub(super) pool: Pool,
     codecs: Option<[Codec; 2]>,
     /// By layer and class.
@@ -123,7 +126,7 @@ impl PagedCache {
         let pool = Pool::new(config)?;
         let codecs = paged::codecs(pool.layout(), &codebook)?;
         let slabs = vec![Default::default(); pool.config().layers];
-        Ok(Self { pool, codecs, slabs })
+        Ok(Self { tag: Tag::new(), pool, codecs, slabs })
     }
 
     /// The account: lengths, positions, needs, figures.
@@ -178,13 +181,14 @@ impl PagedCache {
     /// others, all empty ones are given back.
     ///
     /// # Errors
-    /// Those of [`Pool::plan`]; nothing has changed then.
+    /// Those of [`Pool::plan`]; [`Error::OutOfHostMemory`]. No sequence has changed then.
     pub fn step(&mut self, operation: &Operation<'_>) -> Result<Step> {
         let slabs = &mut self.slabs;
         let plan = paged::plan(&mut self.pool, operation, |gone| drop_slabs(slabs, gone))?;
         let prompt = paged::prompt(&self.pool, operation);
         let source_rows = plan.source_rows();
-        let mut step = Step { first: 0, layers: Vec::new(), source_rows, prompt };
+        let (cache, layers) = (self.tag, Vec::new());
+        let mut step = Step { cache, first: 0, layers, source_rows, prompt };
         for (layer, work) in plan.layers() {
             if step.layers.is_empty() {
                 step.first = layer;
@@ -192,20 +196,30 @@ impl PagedCache {
             let same = step.layers.last().filter(|last| ***last == *work).cloned();
             step.layers.push(same.unwrap_or_else(|| Arc::new(work.clone())));
         }
-        let opened = plan.opened().to_vec();
+        let made = self.make(plan.opened())?;
         self.pool.commit(plan)?;
-        self.open(&opened);
+        self.open(made);
         Ok(step)
     }
 
-    pub(super) fn open(&mut self, opened: &[SlabId]) {
-        for slab in opened {
-            let words = (self.pool.layout().slab_bytes(slab.class) / 4) as usize;
+    /// Memory of slabs to be made.
+    pub(super) fn make(&self, opened: &[SlabId]) -> Result<Vec<(SlabId, Vec<u32>)>> {
+        let make = |slab: &SlabId| {
+            let needed = self.pool.layout().slab_bytes(slab.class);
+            let words = bytemuck::allocation::try_zeroed_vec((needed / 4) as usize);
+            let fault = |()| Error::OutOfHostMemory { argument: "slab", needed };
+            Ok((*slab, words.map_err(fault)?))
+        };
+        opened.iter().map(make).collect()
+    }
+
+    pub(super) fn open(&mut self, made: Vec<(SlabId, Vec<u32>)>) {
+        for (slab, words) in made {
             let slabs = &mut self.slabs[slab.layer as usize][slab.class.index()];
             if slabs.len() <= slab.slab as usize {
                 slabs.resize(slab.slab as usize + 1, None);
             }
-            slabs[slab.slab as usize] = Some(vec![0; words]);
+            slabs[slab.slab as usize] = Some(words);
         }
     }
 
@@ -215,7 +229,8 @@ impl PagedCache {
     /// largest of the type.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for the layer; [`Error::Length`] for tensors of another size, also where
+    /// [`Error::Foreign`] for a step of another cache; [`Error::OutOfRange`] for the layer;
+    /// [`Error::Length`] for tensors of another size, also where
     /// none came and some are needed; [`Error::Unfinished`] for the step of an eviction
     /// ([`PagedCache::keep`] carries that out). Nothing has changed then.
     pub fn apply(
@@ -252,6 +267,7 @@ impl PagedCache {
         incoming: Option<Incoming<'_>>,
         kept: Option<&[u32]>,
     ) -> Result<()> {
+        self.tag.check("step", step.cache)?;
         paged::check_layer(&self.pool, layer)?;
         let Some(work) = step.layer(layer) else { return Ok(()) };
         let (layout, raw) = (self.pool.layout(), self.pool.config().raw);
@@ -343,7 +359,7 @@ impl PagedCache {
     /// [`Error::UnknownSequence`].
     pub fn batch(&self, members: &[SequenceId]) -> Result<Batch> {
         members.iter().try_for_each(|id| self.pool.seen(*id).map(drop))?;
-        Ok(Batch { members: members.to_vec() })
+        Ok(Batch { cache: self.tag, members: members.to_vec() })
     }
 
     /// Attention of queries `[members, heads, tokens, head_dim_k]` over the rows that one layer of a
@@ -351,8 +367,8 @@ impl PagedCache {
     /// bits whatever else is in the batch.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`]; [`Error::OutOfRange`] for the layer; and as
-    /// [`attend_paged`](crate::attention::cpu::attend_paged).
+    /// [`Error::Foreign`] for a batch of another cache; [`Error::UnknownSequence`];
+    /// [`Error::OutOfRange`] for the layer; and as [`attend_paged`](crate::attention::cpu::attend_paged).
     pub fn attend(
         &self,
         batch: &Batch,
@@ -360,6 +376,7 @@ impl PagedCache {
         queries: &Queries<'_>,
         config: &PagedAttend<'_>,
     ) -> Result<Attended> {
+        self.tag.check("batch", batch.cache)?;
         let tables = self.pool.tables(&batch.members, layer)?;
         let view = PagedView {
             layout: self.pool.layout(),
@@ -376,7 +393,8 @@ impl PagedCache {
     /// range becoming the largest of the type.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`]; [`Error::OutOfRange`] for the layer, for fewer tokens than a head
+    /// [`Error::Foreign`] for a batch of another cache; [`Error::UnknownSequence`];
+    /// [`Error::OutOfRange`] for the layer, for fewer tokens than a head
     /// holds, and for 2^32 elements or more.
     pub fn fetch(
         &self,
@@ -385,6 +403,7 @@ impl PagedCache {
         tokens: usize,
         dtype: Dtype,
     ) -> Result<FetchedRows> {
+        self.tag.check("batch", batch.cache)?;
         let layout = self.pool.layout();
         let tables = self.pool.tables(&batch.members, layer)?;
         let plan = FetchPlan::new(layout, &tables, tokens)?;

@@ -40,7 +40,8 @@ impl PagedCache {
     pub fn import(&mut self, snapshot: &Snapshot, pages: &[[&[u8]; 3]]) -> Result<Vec<SequenceId>> {
         let slabs = &mut self.slabs;
         let load = plan_import(&mut self.pool, snapshot, pages, |gone| drop_slabs(slabs, gone))?;
-        self.open(load.opened());
+        let made = self.make(load.opened())?;
+        self.open(made);
         let layout = self.pool.layout();
         for (layer, (slabs, pages)) in self.slabs.iter_mut().zip(pages).enumerate() {
             for class in PageClass::ALL {

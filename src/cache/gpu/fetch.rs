@@ -73,7 +73,12 @@ pub struct Target<'a> {
     pub dtype: Dtype,
 }
 
-impl Target<'_> {
+impl<'a> Target<'a> {
+    /// The slices with their names.
+    pub(super) fn parts(&self) -> [(&'static str, Option<Slice<'a>>); 3] {
+        [("keys", self.keys), ("values", self.values), ("positions", self.positions)]
+    }
+
     /// Refuses what the kernels could not write.
     pub(super) fn check(&self, rec: &Recorder<'_>, layout: &PoolLayout) -> Result<()> {
         let [keys, values] = layout.head_dims();
@@ -88,6 +93,13 @@ impl Target<'_> {
             if let Some(slice) = slice {
                 words(argument, slice.size, (elements * bytes / 4) as u64)?;
                 rec.check(Binding::Write(argument), &slice)?;
+            }
+        }
+        let parts = self.parts();
+        for (index, (argument, slice)) in parts.iter().enumerate() {
+            let others = parts[..index].iter().filter_map(|(_, other)| *other);
+            for (slice, other) in slice.iter().flat_map(|s| others.clone().map(move |o| (s, o))) {
+                slice.check_apart(argument, &other)?;
             }
         }
         Ok(())

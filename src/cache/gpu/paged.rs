@@ -13,7 +13,7 @@ use crate::attention::PagedAttend;
 use crate::attention::gpu::{
     DeviceAttended, DevicePagedView, DeviceQueries, DeviceTables, attend_paged,
 };
-use crate::cache::paged::{self, FetchPlan};
+use crate::cache::paged::{self, FetchPlan, Tag};
 use crate::cache::pool::{Keep, Operation, Pool, PoolConfig, SequenceId, Tables};
 use crate::error::{Error, Result};
 use crate::gpu::{Binding, Context, DeviceTensor, Readback, Recorder, Slice, binding_limit};
@@ -22,13 +22,14 @@ use crate::nestedkv::gpu::{DeviceKept, check_limits, keep as select, score};
 use crate::nestedkv::{Budget, EvictConfig};
 use crate::nsnquant::Codebook;
 use crate::nsnquant::gpu::{DeviceCodebook, DeviceCodec};
-use crate::shape::Dtype;
+use crate::shape::{Dtype, check_count};
 
 use super::pages::{List, words};
 
 /// What a step has to do, layer after layer, uploaded. It keeps the slabs that it works on.
 #[derive(Debug)]
 pub struct Step {
+    cache: Tag,
     first: usize,
     /// Equal layers share their lists; `None` for a layer without work.
     layers: Vec<Option<Arc<Lists>>>,
@@ -65,6 +66,7 @@ impl Step {
 /// what was uploaded for the layer before, which layers of equal tables share.
 #[derive(Debug)]
 pub struct Batch {
+    cache: Tag,
     pub(in crate::cache) members: Vec<SequenceId>,
     fetched: Option<FetchLists>,
     attended: Option<(Tables, DeviceTables)>,
@@ -153,6 +155,7 @@ impl Counts {
 /// recording needs beside them goes with it.
 #[derive(Debug)]
 pub struct PagedCache {
+    tag: Tag,
     pub(super) context: Context,
     pub(super) pool: Pool,
     codecs: Option<[DeviceCodec; 2]>,
@@ -189,7 +192,8 @@ impl PagedCache {
             None => None,
         };
         let slabs = Arc::new(Slabs::new(pool.config().layers));
-        Ok(Self { context: context.clone(), pool, codecs, codebook, slabs })
+        let (tag, context) = (Tag::new(), context.clone());
+        Ok(Self { tag, context, pool, codecs, codebook, slabs })
     }
 
     /// The account: lengths, positions, needs, figures.
@@ -246,12 +250,14 @@ impl PagedCache {
     ///
     /// # Errors
     /// Those of [`Pool::plan`]; [`Error::DeviceLimit`] for lists that the device cannot bind;
-    /// [`Error::OutOfDeviceMemory`]; [`Error::DeviceLost`]. No sequence has changed then.
+    /// as for more incoming rows than it can bind; [`Error::OutOfDeviceMemory`];
+    /// [`Error::DeviceLost`]. No sequence has changed then.
     pub fn step(&mut self, operation: &Operation<'_>) -> Result<Step> {
         let slabs = &mut self.slabs;
         let drop = |gone: Vec<_>| Arc::make_mut(slabs).drop(&gone);
         let plan = paged::plan(&mut self.pool, operation, drop)?;
         let layout = self.pool.layout();
+        self.check_rows(plan.source_rows())?;
         let made = slabs::make(&self.context, layout, plan.opened())?;
         let mut layers: Vec<Option<Arc<Lists>>> = Vec::new();
         let (mut first, mut before) = (0, None);
@@ -272,7 +278,44 @@ impl PagedCache {
             let slabs = Arc::make_mut(&mut self.slabs);
             made.into_iter().for_each(|(slab, buffer)| slabs.put(slab, buffer));
         }
-        Ok(Step { first, layers, slabs: self.slabs.clone(), source_rows, prompt })
+        let (cache, slabs) = (self.tag, self.slabs.clone());
+        Ok(Step { cache, first, layers, slabs, source_rows, prompt })
+    }
+
+    /// Checks that so many incoming rows of a layer can be bound at all, of 16-bit elements.
+    fn check_rows(&self, rows: u32) -> Result<()> {
+        let allowed = binding_limit(&self.context.device().limits());
+        for (argument, dim) in ["keys", "values"].into_iter().zip(self.pool.layout().head_dims()) {
+            let needed = 2 * check_count(argument, &[rows as usize, dim])? as u64;
+            if needed > allowed {
+                let limit = "max_storage_buffer_binding_size";
+                return Err(Error::DeviceLimit { argument, limit, needed, allowed });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a recorder writes for the device of this cache.
+    pub(super) fn check_device(&self, rec: &Recorder<'_>) -> Result<()> {
+        let same = rec.context().device() == self.context.device();
+        let fault = Error::Foreign { argument: "recorder", owner: "device" };
+        if same { Ok(()) } else { Err(fault) }
+    }
+
+    /// Checks that a slice of the caller's lies in no slab of a layer.
+    fn check_outside(
+        &self,
+        slabs: &Slabs,
+        layer: usize,
+        argument: &'static str,
+        slice: &Slice<'_>,
+    ) -> Result<()> {
+        let mut held = PageClass::ALL.into_iter().flat_map(|class| slabs.of(class, layer));
+        if held.any(|slab| slab.as_ref() == Some(slice.buffer)) {
+            let (got, expected) = (slice.offset, "in a buffer that is no slab");
+            return Err(Error::Offsets { argument, index: 0, got, expected });
+        }
+        Ok(())
     }
 
     /// Records one layer of a step. Keys are `[source_rows, head_dim_k]`, values
@@ -281,7 +324,9 @@ impl PagedCache {
     /// largest of the type.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for the layer; [`Error::Length`] for tensors that are too short, also
+    /// [`Error::Foreign`] for a step of another cache and a recorder of another device;
+    /// [`Error::OutOfRange`] for the layer; [`Error::Offsets`] for tensors that lie in a slab of the
+    /// layer; [`Error::Length`] for tensors that are too short, also
     /// where none came and some are needed; [`Error::Unfinished`] for the step of an eviction
     /// ([`PagedCache::keep`] records that); those of [`Recorder::dispatch`] for the tensors. Nothing
     /// was recorded then, and the layer can be recorded with better tensors.
@@ -328,18 +373,24 @@ impl PagedCache {
         kept: Option<(Slice<'_>, u32)>,
     ) -> Result<()> {
         use PageClass::{Packed, Raw, Sink};
+        self.check_device(rec)?;
+        self.tag.check("step", step.cache)?;
         paged::check_layer(&self.pool, layer)?;
         let Some(lists) = step.lists(layer) else { return Ok(()) };
         let (layout, raw) = (self.pool.layout(), self.pool.config().raw);
         if step.source_rows > 0 {
             let rows = incoming.as_ref().ok_or_else(|| paged::no_rows(step.source_rows))?;
             rows.check(rec, layout, step.source_rows)?;
+            for (argument, slice) in [("keys", &rows.keys), ("values", &rows.values)] {
+                self.check_outside(&step.slabs, layer, argument, slice)?;
+            }
         }
         if !lists.gathers.is_empty() {
             let (kept, count) =
                 kept.ok_or(Error::Unfinished { argument: "the eviction", layer })?;
             words("kept", kept.size, count.into())?;
             rec.check(Binding::Read("kept"), &kept)?;
+            self.check_outside(&step.slabs, layer, "kept", &kept)?;
         }
         let slab = |class, number| step.slabs.bound(class, layer, number);
         for (class, runs) in [(Sink, &lists.sink_copies), (Raw, &lists.raw_copies)] {
@@ -397,6 +448,7 @@ impl PagedCache {
         layer: usize,
         config: &EvictConfig,
     ) -> Result<Eviction> {
+        self.check_device(rec)?;
         let tokens = paged::check_evict(&self.pool, sequence, layer, config)?;
         let (heads, raw) = (self.pool.config().heads, self.pool.config().raw);
         let dim = self.pool.layout().head_dims()[0];
@@ -434,11 +486,15 @@ impl PagedCache {
     ) -> Result<()> {
         let Eviction { sequence, layer, tokens, .. } = *eviction;
         let total = eviction.kept.total;
+        self.check_device(rec)?;
         paged::check_counts(&self.pool, sequence, tokens, counts, total as usize)?;
+        let kept = Slice::all(&eviction.kept.positions);
+        words("kept", kept.size, total)?;
+        rec.check(Binding::Read("kept"), &kept)?;
+        self.check_outside(&self.slabs, layer, "kept", &kept)?;
         let layers = layer..layer + 1;
         let step =
             self.step(&Operation::Finish { sequence, layers, keep: Keep::Counts(counts) })?;
-        let kept = Slice::all(&eviction.kept.positions);
         self.keep(rec, &step, layer, kept, total as u32)
     }
 
@@ -456,7 +512,8 @@ impl PagedCache {
     /// [`Error::UnknownSequence`].
     pub fn batch(&self, members: &[SequenceId]) -> Result<Batch> {
         members.iter().try_for_each(|id| self.pool.seen(*id).map(drop))?;
-        Ok(Batch { members: members.to_vec(), fetched: None, attended: None })
+        let (cache, members) = (self.tag, members.to_vec());
+        Ok(Batch { cache, members, fetched: None, attended: None })
     }
 
     /// Records the attention of queries `[members, heads, tokens, head_dim_k]` over the rows that one
@@ -464,6 +521,7 @@ impl PagedCache {
     /// member are the same bits whatever else is in the batch.
     ///
     /// # Errors
+    /// [`Error::Foreign`] for a batch of another cache and a recorder of another device;
     /// [`Error::UnknownSequence`]; [`Error::OutOfRange`] for the layer; and as
     /// [`attend_paged`](crate::attention::gpu::attend_paged).
     pub fn attend(
@@ -474,6 +532,8 @@ impl PagedCache {
         queries: &DeviceQueries<'_>,
         config: &PagedAttend<'_>,
     ) -> Result<DeviceAttended> {
+        self.check_device(rec)?;
+        self.tag.check("batch", batch.cache)?;
         let tables = self.pool.tables(&batch.members, layer)?;
         let layout = self.pool.layout();
         // Layers that hold the same rows share the lists, and so do steps that needed no page.
@@ -504,7 +564,9 @@ impl PagedCache {
     ///
     /// # Errors
     /// [`Error::UnknownSequence`]; [`Error::OutOfRange`] for the layer, for fewer tokens than a head
-    /// holds, and for 2^32 elements or more; [`Error::Length`] for buffers that are too short; those of
+    /// holds, and for 2^32 elements or more; [`Error::Length`] for buffers that are too short;
+    /// [`Error::Offsets`] for slices that overlap or lie in a slab of the layer; [`Error::Foreign`] for
+    /// a batch of another cache and a recorder of another device; those of
     /// [`Recorder::dispatch`] for the buffers. Nothing was recorded then.
     pub fn fetch(
         &self,
@@ -532,6 +594,8 @@ impl PagedCache {
         tokens: usize,
         to: &Target<'_>,
     ) -> Result<()> {
+        self.check_device(rec)?;
+        self.tag.check("batch", batch.cache)?;
         let (layout, raw) = (self.pool.layout(), self.pool.config().raw);
         let tables = self.pool.tables(&batch.members, layer)?;
         let held = batch.fetched.take();
@@ -552,6 +616,9 @@ impl PagedCache {
             }
         };
         to.check(rec, layout)?;
+        for (argument, slice) in to.parts().into_iter().filter_map(|(name, s)| Some((name, s?))) {
+            self.check_outside(&self.slabs, layer, argument, &slice)?;
+        }
         let words = Slice::all(&lists.words);
         let part = |run: &Run| List { words, first: run.first, count: run.count };
         for class in PageClass::ALL {

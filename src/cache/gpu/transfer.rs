@@ -50,6 +50,7 @@ impl PagedCache {
     /// # Errors
     /// Those of [`crate::cache::pool::Pool::snapshot`].
     pub fn export(&self, rec: &mut Recorder<'_>, sequences: &[SequenceId]) -> Result<Exporting> {
+        self.check_device(rec)?;
         let (snapshot, pages) = self.pool.snapshot(sequences)?;
         let layout = self.pool.layout();
         let mut exporting = Exporting { snapshot, pages: Vec::with_capacity(pages.len()) };
@@ -81,6 +82,7 @@ impl PagedCache {
         snapshot: &Snapshot,
         pages: &[[&[u8]; 3]],
     ) -> Result<Vec<SequenceId>> {
+        self.check_device(rec)?;
         let slabs = &mut self.slabs;
         let drop = |gone: Vec<_>| Arc::make_mut(slabs).drop(&gone);
         let load = plan_import(&mut self.pool, snapshot, pages, drop)?;

@@ -8,6 +8,9 @@ use crate::shape::Dtype;
 /// Most rows of [`PoolConfig::recent`].
 pub const MAX_RECENT: usize = 1 << 24;
 
+/// Most KV heads of all layers together: a pool and each of its sequences keep an account of each.
+pub const MAX_HEADS: usize = 1 << 20;
+
 /// Shape of a model's cache, how it is packed, and how much memory it may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
@@ -56,7 +59,7 @@ impl PoolConfig {
             if (min..=max).contains(&got) { Ok(()) } else { Err(fault) }
         };
         let heads = self.layers.saturating_mul(self.heads);
-        within("layers * heads", heads, 1, u64::from(u32::MAX))?;
+        within("layers * heads", heads, 1, MAX_HEADS as u64)?;
         within("recent", self.recent, 0, MAX_RECENT as u64)?;
         if self.raw == Dtype::F32 {
             let (got, expected) = (self.raw.name(), Dtype::F16.name());

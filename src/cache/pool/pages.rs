@@ -1,5 +1,7 @@
 //! Which pages are held, by how many, and which slabs there are.
 
+use std::collections::HashSet;
+
 use crate::layout::pool::{PageClass, PageId, PoolLayout};
 
 /// The pages of one slab.
@@ -150,12 +152,12 @@ pub(super) struct Picker<'a> {
     pub(super) opened: Vec<u32>,
     /// Pages chosen.
     pub(super) picked: Vec<PageId>,
-    touched: Vec<u32>,
+    touched: HashSet<u32>,
 }
 
 impl<'a> Picker<'a> {
     pub(super) fn new(pages: &'a Pages, layout: &'a PoolLayout) -> Self {
-        let (opened, picked, touched) = (Vec::new(), Vec::new(), Vec::new());
+        let (opened, picked, touched) = (Vec::new(), Vec::new(), HashSet::new());
         Self { pages, layout, slab: 0, index: 0, opened, picked, touched }
     }
 
@@ -189,9 +191,7 @@ impl<'a> Picker<'a> {
     fn found(&mut self, slab: u32, index: u32) -> PageId {
         let page = self.layout.page(self.pages.class, slab, index);
         self.picked.push(page);
-        if self.touched.last() != Some(&slab) {
-            self.touched.push(slab);
-        }
+        self.touched.insert(slab);
         page
     }
 

@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock};
 use crate::error::{Error, Result};
 use crate::layout::pool::PageId;
 
-/// Names a sequence of a pool. An id never comes back: after `free` it is refused.
+/// Names a sequence of a pool. An id never comes back: after `free` it is refused. In another pool it
+/// means nothing, or the sequence that happens to have been given the same one there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SequenceId {
     pub(super) index: u32,

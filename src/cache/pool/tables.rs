@@ -5,7 +5,6 @@ use super::sequence::{Head, Sequence, SequenceId};
 use crate::error::{Error, Result};
 use crate::layout::pool::PageClass;
 use crate::layout::tables::Tables;
-use crate::shape::check_offsets;
 
 impl Tables {
     /// Checks that every page lies in a slab that there is and every count in its page; the lists of
@@ -16,15 +15,7 @@ impl Tables {
     pub fn check(&self, pool: &Pool, layer: usize) -> Result<()> {
         pool.check_layer(layer)?;
         let rows = self.rows();
-        check_offsets("packed_offsets", &self.packed_offsets, rows, self.packed.len())?;
-        check_offsets("tail_offsets", &self.tail_offsets, rows, self.tail.len())?;
-        for (argument, got) in
-            [("sink_rows", self.sink_rows.len()), ("tail_rows", self.tail_rows.len())]
-        {
-            if got != rows {
-                return Err(Error::Length { argument, got, expected: rows });
-            }
-        }
+        self.check_lists()?;
         let held = |class, page| pool.owners(class, layer, page) > 0;
         let fault = |argument, index, got, expected| {
             Err(Error::Offsets { argument, index, got: u64::from(got), expected })
