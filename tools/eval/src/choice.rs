@@ -22,6 +22,8 @@ pub enum Codec {
     Raw,
     /// Packed by the library, keys and values at these rates.
     Packed {
+        /// How, at these rates.
+        profile: Profile,
         /// Of keys.
         keys: Bits,
         /// Of values.
@@ -64,7 +66,7 @@ impl fmt::Display for Choice {
 }
 
 impl Choice {
-    /// Reads `NAME` or `NAME@OPTIONS`. Names are `f16`, `compat-k2v2` (rates of keys and values),
+    /// Reads `NAME` or `NAME@OPTIONS`. Names are `f16`, `compat-k2v2`, `tuned-k3v2` (rates of keys and values),
     /// `int4-g64` (bits and group), `q4_0`, `q8_0`, and `decoded-tuned-k3v2`, which decodes before it
     /// attends, with `-scaled` behind it where keys have a scale; options are `s`, `w` and `r` with a
     /// number each, as in `compat-k2v2@s4w16`.
@@ -95,14 +97,17 @@ impl Choice {
             fake.check(chunk, shape.head_dim)?;
         }
         Ok(PoolConfig {
-            profile: Default::default(),
             layers: shape.layers,
             heads: shape.kv_heads,
             head_dim_k: shape.head_dim,
             head_dim_v: shape.head_dim,
             bits: match self.codec {
-                Codec::Packed { keys, values } => Some((keys, values)),
+                Codec::Packed { keys, values, .. } => Some((keys, values)),
                 Codec::Raw | Codec::Fake(_) => None,
+            },
+            profile: match self.codec {
+                Codec::Packed { profile, .. } => profile,
+                Codec::Raw | Codec::Fake(_) => Profile::default(),
             },
             chunk,
             sinks,
@@ -129,24 +134,26 @@ impl Choice {
 }
 
 fn codec(name: &str) -> Result<Codec> {
-    if let Some(rates) = name.strip_prefix("compat-") {
-        let [keys, values] = rates_of(rates).with_context(|| format!("rates in {name}"))?;
-        return Ok(Codec::Packed { keys, values });
+    let profile = |text: &str| -> Option<(Profile, [Bits; 2])> {
+        let (profile, rates) = text.split_once('-')?;
+        let profile = match profile {
+            "compat" => Profile::Compat,
+            "tuned" => Profile::Tuned,
+            _ => return None,
+        };
+        Some((profile, rates_of(rates)?))
+    };
+    if let Some((profile, [keys, values])) = profile(name) {
+        return Ok(Codec::Packed { profile, keys, values });
     }
     if let Some(inner) = name.strip_prefix("decoded-") {
         let (inner, scaled) = match inner.strip_suffix("-scaled") {
             Some(inner) => (inner, true),
             None => (inner, false),
         };
-        let profile = inner.split_once('-').and_then(|(profile, rates)| {
-            let profile = match profile {
-                "compat" => Profile::Compat,
-                "tuned" => Profile::Tuned,
-                _ => return None,
-            };
-            Some(rates_of(rates)?.map(|bits| profile.scheme(bits)))
-        });
-        let schemes = profile.with_context(|| format!("a profile with rates in {name}"))?;
+        let (profile, rates) =
+            profile(inner).with_context(|| format!("a profile with rates in {name}"))?;
+        let schemes = rates.map(|bits| profile.scheme(bits));
         return Ok(Codec::Fake(Fake::Decoded { schemes, scaled }));
     }
     if let Some((bits, group)) = name.strip_prefix("int").and_then(|name| name.split_once("-g")) {
@@ -158,7 +165,7 @@ fn codec(name: &str) -> Result<Codec> {
         "f16" => Codec::Raw,
         "q4_0" => Codec::Fake(Fake::Block { bits: 4 }),
         "q8_0" => Codec::Fake(Fake::Block { bits: 8 }),
-        _ => bail!("no codec {name}: f16, compat-k2v2, int4-g64, q4_0 or q8_0, say"),
+        _ => bail!("no codec {name}: f16, tuned-k3v2, compat-k2v2, int4-g64, q4_0 or q8_0, say"),
     })
 }
 
@@ -180,14 +187,25 @@ mod tests {
     fn names_say_what_a_cache_is() {
         let window = Window { sinks: 4, recent: 16, chunk: 64 };
         let choice = Choice::parse("compat-k2v1@s0w0", window).unwrap();
-        assert_eq!(choice.codec, Codec::Packed { keys: Bits::Two, values: Bits::One });
+        let (profile, keys, values) = (Profile::Compat, Bits::Two, Bits::One);
+        assert_eq!(choice.codec, Codec::Packed { profile, keys, values });
         assert_eq!(choice.window, Window { sinks: 0, recent: 0, chunk: 64 });
         let choice = Choice::parse("int4-g32@r128", window).unwrap();
         assert_eq!(choice.codec, Codec::Fake(Fake::Grid { bits: 4, group: 32 }));
         assert_eq!(choice.window, Window { chunk: 128, ..window });
-        for bad in
-            ["", "f32", "compat-2", "compat-k5v2", "int4", "int9-g64", "f16@x1", "f16@s", "f16@é1"]
-        {
+        for bad in [
+            "",
+            "f32",
+            "compat-2",
+            "compat-k5v2",
+            "best-k2v2",
+            "decoded-int4-g64",
+            "int4",
+            "int9-g64",
+            "f16@x1",
+            "f16@s",
+            "f16@é1",
+        ] {
             assert!(Choice::parse(bad, window).is_err(), "{bad}");
         }
     }

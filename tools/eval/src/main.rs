@@ -14,7 +14,7 @@ use wgkv_eval::error::attention_errors;
 use wgkv_eval::generate::{chat, generate};
 use wgkv_eval::gpu::Gpu;
 use wgkv_eval::loss::{losses, perplexity};
-use wgkv_eval::model::Model;
+use wgkv_eval::model::{Model, Pairs};
 use wgkv_eval::plot::plot;
 use wgkv_eval::rule::Rule;
 use wgkv_eval::text::{self, Text};
@@ -44,7 +44,8 @@ enum Verb {
         common: Common,
         #[command(flatten)]
         texts: Texts,
-        /// How rows are kept: f16, compat-k2v2, int4-g64, q4_0, q8_0; options of a codec after @.
+        /// How rows are kept: f16, tuned-k3v2, compat-k2v2, int4-g64, q4_0, q8_0; options after @, as in
+        /// compat-k2v2@s0w0r64.
         #[arg(long, default_value = "f16")]
         codec: String,
     },
@@ -54,7 +55,7 @@ enum Verb {
         common: Common,
         #[command(flatten)]
         texts: Texts,
-        /// Codecs, as for perplexity, each with its own options after @, as in compat-k2v2@s0w0r64.
+        /// Codecs, as for perplexity.
         #[arg(required = true)]
         codecs: Vec<String>,
         /// Draws loss over bits into this SVG file.
@@ -109,6 +110,10 @@ struct Common {
     /// Rows of a chunk.
     #[arg(long, default_value_t = 64)]
     chunk: usize,
+    /// Keys have their channels in the order in which most models are published, where channels half
+    /// a head apart are turned together, not in that of GGUF files.
+    #[arg(long)]
+    halves: bool,
     /// Writes JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -166,7 +171,8 @@ impl Setting {
             eprintln!("the cache is on {}", gpu.name());
         }
         let window = Window { sinks: common.sinks, recent: common.recent, chunk: common.chunk };
-        let (model, words) = (Model::read(&path)?, Words::read(&path)?);
+        let pairs = if common.halves { Pairs::Halves } else { Pairs::Neighbours };
+        let (model, words) = (Model::read(&path, pairs)?, Words::read(&path)?);
         Ok(Self { model, words, place, window, json: common.json })
     }
 

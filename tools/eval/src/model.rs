@@ -30,6 +30,17 @@ pub struct Shape {
     pub epsilon: f32,
 }
 
+/// Which channels of a head the rotary embedding turns together. It is the same model either way, with
+/// the channels of queries and keys in another order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pairs {
+    /// Neighbours: the order of GGUF files.
+    #[default]
+    Neighbours,
+    /// Channels half a head apart: the order in which most models are published.
+    Halves,
+}
+
 /// What one layer asks of a cache: queries `[heads, tokens, head_dim]`, keys and values
 /// `[kv_heads, tokens, head_dim]`, keys after their rotary embedding.
 #[derive(Debug)]
@@ -61,6 +72,7 @@ struct Layer {
 #[derive(Debug)]
 pub struct Model {
     shape: Shape,
+    pairs: Pairs,
     embedding: Vec<f32>,
     layers: Vec<Layer>,
     norm: Vec<f32>,
@@ -86,7 +98,10 @@ impl Matrix {
 
 impl Model {
     /// Reads a GGUF file of the architecture `llama`; quantised weights become f32.
-    pub fn read(path: &Path) -> Result<Self> {
+    ///
+    /// # Errors
+    /// For other files.
+    pub fn read(path: &Path, pairs: Pairs) -> Result<Self> {
         let mut file = File::open(path).with_context(|| path.display().to_string())?;
         let content = Content::read(&mut file)?;
         let get = |key: &str| {
@@ -122,13 +137,28 @@ impl Model {
         } else {
             embedding.clone()
         };
+        let order = |heads: usize| -> Result<Tensor> {
+            let (dim, pairs) = (shape.head_dim as u32, shape.head_dim as u32 / 2);
+            let place = |channel: u32| {
+                if channel < pairs { 2 * channel } else { 2 * (channel - pairs) + 1 }
+            };
+            let rows = (0..heads as u32).flat_map(|head| (0..dim).map(move |c| (head * dim, c)));
+            let rows: Vec<u32> = rows.map(|(first, channel)| first + place(channel)).collect();
+            Ok(Tensor::new(rows, &Device::Cpu)?)
+        };
+        let turned = |weights: Tensor, heads: usize| -> Result<Matrix> {
+            Matrix::new(match pairs {
+                Pairs::Neighbours => weights,
+                Pairs::Halves => weights.index_select(&order(heads)?, 0)?,
+            })
+        };
         let mut layers = Vec::new();
         for layer in 0..shape.layers {
             let mut part = |name: &str| tensor(&format!("blk.{layer}.{name}.weight"));
             layers.push(Layer {
                 attention_norm: part("attn_norm")?.to_vec1()?,
-                queries: Matrix::new(part("attn_q")?)?,
-                keys: Matrix::new(part("attn_k")?)?,
+                queries: turned(part("attn_q")?, shape.heads)?,
+                keys: turned(part("attn_k")?, shape.kv_heads)?,
                 values: Matrix::new(part("attn_v")?)?,
                 output: Matrix::new(part("attn_output")?)?,
                 inner_norm: part("ffn_norm")?.to_vec1()?,
@@ -139,7 +169,7 @@ impl Model {
         }
         let norm = tensor("output_norm.weight")?.to_vec1()?;
         let embedding = embedding.flatten_all()?.to_vec1()?;
-        Ok(Self { shape, embedding, layers, norm, head: Matrix::new(head)? })
+        Ok(Self { shape, pairs, embedding, layers, norm, head: Matrix::new(head)? })
     }
 
     /// A model of random weights, the same for the same seed.
@@ -172,7 +202,8 @@ impl Model {
         }
         let head = Matrix::new(embedding.clone())?;
         let embedding = embedding.flatten_all()?.to_vec1()?;
-        Ok(Self { shape, embedding, layers, norm: vec![1.0; width], head })
+        let pairs = Pairs::default();
+        Ok(Self { shape, pairs, embedding, layers, norm: vec![1.0; width], head })
     }
 
     /// Sizes.
@@ -205,8 +236,8 @@ impl Model {
                 plain,
                 values: by_head(&layer.values.apply(&x)?, kv_heads, head_dim),
             };
-            turn(&mut rows.queries, &turns);
-            turn(&mut rows.keys, &turns);
+            turn(&mut rows.queries, &turns, head_dim, self.pairs);
+            turn(&mut rows.keys, &turns, head_dim, self.pairs);
             let out = by_token(&attend(place, &rows)?, heads, head_dim);
             add(&mut hidden, &layer.output.apply(&out)?);
             let x = norm(&hidden, &layer.inner_norm, epsilon);
@@ -236,13 +267,20 @@ impl Model {
     }
 }
 
-/// Turns pairs of neighbouring channels: GGUF files of this architecture have their rows permuted
-/// so that this is the model's own embedding.
-fn turn(rows: &mut [f32], turns: &[(f32, f32)]) {
+/// The rotary embedding. The rows of GGUF files of this architecture are permuted so that neighbours
+/// make a pair.
+fn turn(rows: &mut [f32], turns: &[(f32, f32)], head_dim: usize, pairs: Pairs) {
+    let half = head_dim / 2;
     for head in rows.chunks_exact_mut(2 * turns.len()) {
-        for (pair, (cos, sin)) in head.chunks_exact_mut(2).zip(turns) {
-            let (a, b) = (pair[0], pair[1]);
-            (pair[0], pair[1]) = (a * cos - b * sin, a * sin + b * cos);
+        for (row, turns) in head.chunks_exact_mut(head_dim).zip(turns.chunks_exact(half)) {
+            for (pair, (cos, sin)) in turns.iter().enumerate() {
+                let (i, j) = match pairs {
+                    Pairs::Neighbours => (2 * pair, 2 * pair + 1),
+                    Pairs::Halves => (pair, pair + half),
+                };
+                let (a, b) = (row[i], row[j]);
+                (row[i], row[j]) = (a * cos - b * sin, a * sin + b * cos);
+            }
         }
     }
 }

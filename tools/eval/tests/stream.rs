@@ -142,7 +142,7 @@ fn a_prompt_attends_to_raw_rows() {
 /// The library's attention over packed rows is that over decoded rows.
 #[test]
 fn packed_rows_are_what_they_decode_to() {
-    for rates in ["compat-k2v2", "compat-k1v2@s0w0"] {
+    for rates in ["compat-k2v2", "compat-k1v2@s0w0", "tuned-k3v2", "tuned-k1v4@s0w0"] {
         let [packed, decoded] =
             [rates.to_owned(), format!("decoded-{rates}")].map(|codec| outputs(&codec, usize::MAX));
         let far = packed.iter().zip(&decoded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
@@ -154,7 +154,7 @@ fn packed_rows_are_what_they_decode_to() {
 #[test]
 fn a_device_gives_what_the_host_gives() {
     let place = Place::Gpu(std::sync::Arc::new(Gpu::open("").unwrap()));
-    for codec in ["f16", "compat-k2v2", "int4-g16"] {
+    for codec in ["f16", "compat-k2v2", "tuned-k3v2", "int4-g16"] {
         let [host, device] =
             [&Place::Cpu, &place].map(|place| outputs_in(place, codec, usize::MAX));
         let far = host.iter().zip(&device).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
