@@ -232,7 +232,7 @@ pub enum Error {
         layer: usize,
     },
     /// Which positions were kept of an evicted prompt has not been told.
-    #[error("the positions kept in layer {layer} are not known")]
+    #[error("the positions kept in layer {layer} are not known; the cache must be told")]
     PositionsUnknown {
         /// The first such layer.
         layer: usize,

@@ -8,10 +8,12 @@
 //!
 //! 1. [`nestedkv`] decides, once at the end of the prompt and from the keys alone, which tokens
 //!    stay. Heads may keep different numbers of tokens; what comes out is ragged, with offsets a row.
-//! 2. [`nsnquant`] packs chunks of tokens to 1 or 2 bits a value. A chunk stands alone, so it is a
+//! 2. [`nsnquant`] packs chunks of tokens to 1 to 4 bits a value. A chunk stands alone, so it is a
 //!    page ([`layout::PageLayout`]) that can be stored, shared and freed by itself.
 //! 3. [`attention`] reads raw and packed tokens side by side, the packed ones as they lie.
-//! 4. [`cache`] puts it together for one layer: append, trim, fork, fetch, bytes held.
+//! 4. [`cache`] puts it together. Engines use [`cache::gpu::PagedCache`] (its twin is
+//!    [`cache::cpu::PagedCache`]): many sequences and layers, forks, eviction, batches, files.
+//!    [`cache::gpu::LayerCache`] holds one layer of sequences of one length.
 //!
 //! Each of them has a `cpu` and a `gpu` module with the same names. Given the same scores, both
 //! select the same tokens bit for bit; where sums of floats differ, the documentation says by how
@@ -96,6 +98,54 @@
 //!     // Natively the caller polls the device; in a browser it polls itself.
 //!     let _ = device.poll(wgpu::PollType::Poll);
 //!     positions.await
+//! }
+//! ```
+//!
+//! # A cache of many sequences
+//!
+//! ```no_run
+//! use wgkv::attention::PagedAttend;
+//! use wgkv::attention::gpu::DeviceQueries;
+//! use wgkv::cache::gpu::{Counts, IncomingRows, PagedCache};
+//! use wgkv::cache::pool::{Operation, Part, SequenceId};
+//! use wgkv::gpu::{Recorder, Slice};
+//! use wgkv::nestedkv::{Budget, EvictConfig};
+//! use wgkv::shape::Dtype;
+//!
+//! /// Ends the prompt of a sequence in one layer: keeps 512 tokens a head, packs what it can.
+//! fn finish(cache: &mut PagedCache, rec: &mut Recorder<'_>, id: SequenceId) -> wgkv::Result<()> {
+//!     let config = EvictConfig::new(Budget::Uniform(512));
+//!     let eviction = cache.evict(rec, id, 0, &config)?;
+//!     match &eviction.counts {
+//!         Counts::Known(counts) => cache.finish(rec, &eviction, counts),
+//!         // Those of adaptive budgets come once the recording has run: see Counts::get.
+//!         Counts::Later(_) => Ok(()),
+//!     }
+//! }
+//!
+//! /// Decodes one token of each member: its rows are written in every layer, chunks that the
+//! /// frontier passes are packed, and the queries of a layer attend as soon as its rows are there.
+//! fn decode(
+//!     cache: &mut PagedCache,
+//!     rec: &mut Recorder<'_>,
+//!     members: &[SequenceId],
+//!     layers: &[[&wgkv::wgpu::Buffer; 3]],
+//! ) -> wgkv::Result<Vec<wgkv::wgpu::Buffer>> {
+//!     let part = |id: &SequenceId| Part { sequence: *id, tokens: 1 };
+//!     let parts: Vec<Part> = members.iter().map(part).collect();
+//!     let step = cache.step(&Operation::Append { parts: &parts, flush: true })?;
+//!     let mut batch = cache.batch(members)?;
+//!     let (dtype, mut outputs) = (Dtype::F16, Vec::new());
+//!     for (layer, buffers) in layers.iter().enumerate() {
+//!         let [keys, values, data] = buffers.map(Slice::all);
+//!         cache.record(rec, &step, layer, Some(IncomingRows { keys, values, dtype }))?;
+//!         let (heads, head_dim) = (32, 128);
+//!         let queries =
+//!             DeviceQueries { data, dtype, batch: members.len(), heads, tokens: 1, head_dim };
+//!         let settings = PagedAttend::default();
+//!         outputs.push(cache.attend(rec, &mut batch, layer, &queries, &settings)?.out);
+//!     }
+//!     Ok(outputs)
 //! }
 //! ```
 //!

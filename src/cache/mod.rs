@@ -1,10 +1,12 @@
-//! The cache of one layer as an engine uses it: append, trim, fork, fetch.
+//! Caches as engines use them. [`gpu::PagedCache`] and its twin [`cpu::PagedCache`] hold many
+//! sequences and layers in pages; [`gpu::LayerCache`] and [`cpu::LayerCache`] hold one layer of
+//! sequences of one length.
 //!
 //! A row (one KV head of one sequence) is `sinks` raw tokens, whole packed chunks, and a raw tail
 //! ([`plan`]). A chunk is a page: packed once, never changed, shared by forks, freed with its last
 //! owner. Raw rows keep the bits that came in.
 //!
-//! [`pool`] keeps the account of many sequences and layers in one paged memory.
+//! [`pool`] is the account of a paged cache: who holds which page, and what an operation does.
 
 mod config;
 mod counters;

@@ -37,7 +37,7 @@ impl Context {
     ///
     /// # Errors
     /// [`crate::Error::DeviceLimit`] or [`crate::Error::MissingFeature`] when the device was made
-    /// with less than [`super::required_limits`] and [`super::required_features`] ask for.
+    /// without the WebGPU baseline's limits or what [`super::required_features`] asks for.
     pub fn new(
         device: &wgpu::Device,
         queue: &wgpu::Queue,

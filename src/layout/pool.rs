@@ -32,7 +32,7 @@ impl PageClass {
     /// Every class, in the order in which attention reads a row.
     pub const ALL: [Self; 3] = [Self::Sink, Self::Packed, Self::Raw];
 
-    /// Place in a list by class.
+    /// Place in a list by class: 0 for sinks, 1 for packed pages, 2 for raw ones.
     pub const fn index(self) -> usize {
         self as usize
     }

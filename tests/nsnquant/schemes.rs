@@ -163,6 +163,23 @@ fn every_combination_packs_as_the_judge_says() {
         .unwrap_or_else(|e| panic!("{e}"));
 }
 
+/// Rows that cancel in the mean leave its rounding, which is that of the rows.
+#[test]
+fn constant_rows_that_cancel_in_the_mean() {
+    let mut scheme = Profile::Compat.scheme(Bits::One);
+    scheme.mean = MeanDomain::Hadamard;
+    let call = Call {
+        scheme,
+        dim: 112,
+        chunk: 4,
+        dtype: Dtype::F32,
+        kind: Kind::Constant,
+        scaled: false,
+        seed: 9_324_752_319_465_652_328,
+    };
+    check_call(&call).unwrap_or_else(|e| panic!("{e}"));
+}
+
 /// The same on the GPU: its pages are held against the rows, its rows against the pages.
 fn check_device(call: &Call) -> Result<(), String> {
     let codec = codec_of(call.scheme, call.dim, call.chunk);

@@ -1,7 +1,7 @@
 //! An engine's loop around the paged cache, on a device of the engine's own, with made-up keys, values
 //! and queries. It compares every step with the CPU path and prints the bytes by part.
 //!
-//! `cargo run --example engine`
+//! `cargo run --features files --example engine`
 
 mod engine;
 mod model;

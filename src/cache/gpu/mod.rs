@@ -1,8 +1,5 @@
-//! The cache in device memory.
-//!
-//! Every buffer is written once, by the recording that makes it: an append or a trim makes new raw
-//! rows and leaves the old ones to whoever still reads them, a fork or a recording not yet
-//! submitted. So nothing recorded earlier sees a later change.
+//! Caches in device memory. [`PagedCache`] writes its slabs in place, so its recordings must be
+//! submitted in the order of its steps; [`LayerCache`] makes new buffers instead.
 
 pub mod copy;
 pub mod fetch;
@@ -54,6 +51,10 @@ struct Page {
 /// Chunks never change once they are packed; forks share them, and the raw rows too until one side
 /// changes them. The methods record into the caller's [`Recorder`]; the state on the host moves at
 /// once, so each recording must be submitted, in the order of the calls.
+///
+/// Every buffer is written once, by the recording that makes it: an append or a trim makes new raw
+/// rows and leaves the old ones to whoever still reads them, a fork or a recording not yet
+/// submitted. So nothing recorded earlier sees a later change.
 #[derive(Debug)]
 pub struct LayerCache {
     config: Arc<CacheConfig>,

@@ -63,7 +63,8 @@ impl Step {
 }
 
 /// Members of a batch, whose lengths may differ; a sequence may come more than once. It remembers
-/// what was uploaded for the layer before, which layers of equal tables share.
+/// what was uploaded for the layer before, which layers of equal tables share, and may be kept over
+/// steps: it always shows the present state.
 #[derive(Debug)]
 pub struct Batch {
     cache: Tag,
@@ -248,6 +249,9 @@ impl PagedCache {
     /// Plans an operation, makes the slabs that it needs, uploads its lists and books it. Where slabs
     /// must make room for others, all empty ones are let go of first.
     ///
+    /// It is booked at once: if its recording is lost, the rows that it was to write are undefined,
+    /// and its sequences should be freed.
+    ///
     /// # Errors
     /// Those of [`Pool::plan`]; [`Error::DeviceLimit`] for lists that the device cannot bind;
     /// as for more incoming rows than it can bind; [`Error::OutOfDeviceMemory`];
@@ -321,7 +325,8 @@ impl PagedCache {
     /// Records one layer of a step. Keys are `[source_rows, head_dim_k]`, values
     /// `[source_rows, head_dim_v]`, in the order of [`crate::cache::pool::Write`]; of another type than
     /// the pages', they are rounded to nearest even, finite values beyond the range becoming the
-    /// largest of the type.
+    /// largest of the type. Keys come after their rotary embedding, by true positions, which stay
+    /// what they were when an eviction drops others.
     ///
     /// # Errors
     /// [`Error::Foreign`] for a step of another cache and a recorder of another device;
@@ -436,6 +441,10 @@ impl PagedCache {
     /// 2605.26678), by its keys as they are held. Nothing waits: adaptive counts and the positions
     /// come as futures.
     ///
+    /// All layers of the prompt must be recorded before. With a uniform budget the counts are known at
+    /// once, and [`PagedCache::finish`] may follow in the same recording; with an adaptive one submit
+    /// first. [`PagedCache::told`] is needed only for trims into the prompt and for positions.
+    ///
     /// # Errors
     /// [`Error::UnknownSequence`]; [`Error::OutOfRange`] for the layer and for fewer sinks than the
     /// pool's; [`Error::Finished`]; [`Error::Empty`] for a sequence without rows; [`Error::Mismatch`]
@@ -519,6 +528,9 @@ impl PagedCache {
     /// Records the attention of queries `[members, heads, tokens, head_dim_k]` over the rows that one
     /// layer of a batch holds now: sinks, packed pages and tail in one softmax. The answers of a
     /// member are the same bits whatever else is in the batch.
+    ///
+    /// By default attention is causal and the queries are the newest tokens, whose rows must be
+    /// recorded before.
     ///
     /// # Errors
     /// [`Error::Foreign`] for a batch of another cache and a recorder of another device;

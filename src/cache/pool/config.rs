@@ -29,7 +29,8 @@ pub struct PoolConfig {
     /// Rows of a page and of a packed chunk (the residual length of arXiv 2505.18231; 64, and 128
     /// advised at 1 bit).
     pub chunk: usize,
-    /// First rows of a head, raw for good.
+    /// First rows of a head, raw for good. The sinks of an eviction
+    /// ([`EvictConfig::sinks`](crate::nestedkv::EvictConfig::sinks)) must be at least these.
     pub sinks: usize,
     /// Newest rows of a head that are always raw.
     pub recent: usize,
@@ -38,6 +39,10 @@ pub struct PoolConfig {
     /// Bytes that all slabs together may take.
     pub byte_budget: u64,
     /// Most bytes of one slab: at most what the device lets a kernel bind.
+    ///
+    /// Slabs are made whole, for each layer and each class of page, when a page of theirs is first
+    /// needed; so the smallest cache in use takes about `layers * (2 * slab_bytes + a slab of sinks)`.
+    /// Choose them a small part of `byte_budget` over `layers`, such as 1 MiB for short sequences.
     pub slab_bytes: u64,
 }
 
@@ -62,7 +67,7 @@ impl PoolConfig {
         within("layers * heads", heads, 1, MAX_HEADS as u64)?;
         within("recent", self.recent, 0, MAX_RECENT as u64)?;
         if self.raw == Dtype::F32 {
-            let (got, expected) = (self.raw.name(), Dtype::F16.name());
+            let (got, expected) = (self.raw.name(), "f16 or bf16");
             return Err(Error::Dtype { argument: "raw", got, expected });
         }
         let scheme = |bits| self.profile.scheme(bits);
