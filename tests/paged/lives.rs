@@ -213,7 +213,7 @@ static CLOSE: AtomicUsize = AtomicUsize::new(0);
 static APART: AtomicUsize = AtomicUsize::new(0);
 
 proptest! {
-    #![proptest_config(settings(programs("WGKV_DEVICE_CASES", 400)))]
+    #![proptest_config(settings(programs("WGKV_DEVICE_CASES", 2_000)))]
 
     #[test]
     fn lives_on_both_paths(
