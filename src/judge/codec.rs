@@ -278,16 +278,15 @@ pub fn check(
             raise(&mut faults.o, code_fault(page.grids[2], *code, *value));
         }
     } else {
-        // The transform leaves the rounding of the largest values in all of them, and so do rows that
-        // cancel in the mean.
-        let top = wanted.iter().fold(0.0, |a: f64, v| a.max(v.abs()));
+        // Sums are rounded as the rows are large, however far these cancel; the transform may bring
+        // the rounding of all channels together in one.
         let sizes = (0..d).map(|c| rows.iter().map(|row| row[c].abs()).sum::<f64>());
         let sizes: Vec<f64> = sizes.map(|sum| sum / rows.len() as f64).collect();
         let norm = sizes.iter().map(|size| size * size).sum::<f64>().sqrt();
         for ((value, stored), size) in wanted.iter().zip(o).zip(&sizes) {
             let noise = if rules.turned { norm } else { *size } * 2f64.powi(-22);
             let excess = (value - stored).abs() - 0.5 * spacing(*value) - noise;
-            raise(&mut faults.o, excess / spacing(*value).max(spacing(top) / 16.0));
+            raise(&mut faults.o, excess / spacing(*value));
         }
     }
     let used = if rules.four { o } else { &wanted };

@@ -46,7 +46,7 @@ fn scheme() -> impl Strategy<Value = Scheme> {
 }
 
 /// Most that a path may be off the judge; see [`Faults`]. Products are rounded to 2^-24 of them.
-pub const LIMITS: Faults = Faults { s1: 2e-3, o: 2e-2, s2: 1e-2, codes: 4e-6, grids: 1e-2 };
+pub const LIMITS: Faults = Faults { s1: 2e-3, o: 2e-3, s2: 1e-2, codes: 4e-6, grids: 1e-2 };
 
 pub fn within(faults: &Faults) -> bool {
     let (f, l) = (faults, LIMITS);
