@@ -90,7 +90,7 @@ fn median(times: &mut [Duration]) -> Duration {
 fn main() {
     let Some((context, sizes)) = context() else { return };
     let config = PoolConfig {
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         layers: sizes.layers,
         heads: HEADS,
         head_dim_k: HEAD_DIM,

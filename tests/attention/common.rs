@@ -17,7 +17,7 @@ use crate::support;
 #[path = "../support/rules.rs"]
 mod judge_rules;
 
-use judge_rules::rules;
+pub use judge_rules::rules;
 
 /// A path through the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,23 +6,26 @@ use wgkv::attention::gpu::{self, DevicePagedView, DeviceQueries, DeviceTables};
 use wgkv::attention::{Causal, PagedAttend, Queries, cpu};
 use wgkv::gpu::{Context, Recorder, Slice};
 use wgkv::judge::attention::{Rows, Rules};
-use wgkv::judge::{from_bf16, from_f16, nsnquant, widen};
-use wgkv::layout::Bits;
+use wgkv::judge::{self, from_bf16, from_f16, widen};
 use wgkv::layout::pool::{PageClass, PageId, PoolLayout};
 use wgkv::layout::tables::Tables;
+use wgkv::layout::{Bits, Profile, Scheme};
 use wgkv::nsnquant::gpu::DeviceCodebook;
 use wgkv::nsnquant::{Codebook, Codec};
 use wgkv::shape::{Dtype, Elements};
 use wgkv::wgpu;
 
-use crate::common::{Data, Kind, Path, Random, Ruled, codec};
+use crate::common::{Data, Kind, Path, Random, Ruled, rules};
 use crate::support;
 
 /// What all members of a batch share.
 #[derive(Clone, Debug)]
 pub struct Shape {
     pub dims: [usize; 2],
+    /// Rates of the profile compat.
     pub bits: Option<(u32, u32)>,
+    /// Or any schemes.
+    pub schemes: Option<[Scheme; 2]>,
     pub chunk: usize,
     pub sinks: usize,
     pub raw: Dtype,
@@ -39,6 +42,7 @@ impl Shape {
         Self {
             dims: [dim; 2],
             bits: Some((2, 2)),
+            schemes: None,
             chunk: 64,
             sinks: 4,
             raw: Dtype::F16,
@@ -50,11 +54,16 @@ impl Shape {
         }
     }
 
+    /// How keys and values are packed, if they are.
+    fn packed(&self) -> Option<[Scheme; 2]> {
+        let scheme = |bits| Profile::Compat.scheme(Bits::new("bits", bits).expect("1 or 2 bits"));
+        self.schemes.or(self.bits.map(|(keys, values)| [scheme(keys), scheme(values)]))
+    }
+
     pub fn layout(&self) -> PoolLayout {
         let [dim_k, dim_v] = self.dims;
-        let bits = |bits| Bits::new("bits", bits).expect("1 or 2 bits");
-        let rates = self.bits.map(|(keys, values)| (bits(keys), bits(values)));
-        let layout = |bytes| PoolLayout::new(dim_k, dim_v, rates, self.chunk, self.sinks, bytes);
+        let schemes = self.packed();
+        let layout = |bytes| PoolLayout::with(dim_k, dim_v, schemes, self.chunk, self.sinks, bytes);
         let roomy = layout(1 << 30).expect("a layout");
         let largest = PageClass::ALL.map(|class| roomy.bytes(class)).into_iter().max();
         let raw = roomy.bytes(PageClass::Raw) * self.slab_pages as u64;
@@ -105,12 +114,9 @@ fn halves(raw: Dtype, values: &[f32]) -> (Vec<u32>, Vec<f64>) {
 }
 
 fn decoded(codec: &Codec, page: &[u32]) -> Vec<f64> {
-    let layout = codec.layout();
-    let (dim, bits) = (layout.head_dim(), layout.bits());
-    let book = codec.codebook().rows(bits).iter().map(|v| f64::from(*v));
-    let book: Vec<f64> = book.collect();
-    let parts = nsnquant::unpack(page, dim, bits.get() as u32, layout.chunk());
-    nsnquant::decode(&parts, dim, &book)
+    let rules = rules(codec);
+    let book: Vec<f64> = codec.book().values().iter().map(|v| f64::from(*v)).collect();
+    judge::codec::decode(&rules, &judge::codec::unpack(&rules, page), &book, None)
 }
 
 impl Rowful {
@@ -176,8 +182,11 @@ impl Batch {
     pub fn new(shape: &Shape, members: &[Member], placing: u64) -> Self {
         let layout = shape.layout();
         let [dim_k, dim_v] = shape.dims;
-        let codecs = shape.bits.map(|(keys, values)| {
-            [codec(dim_k, keys, shape.chunk), codec(dim_v, values, shape.chunk)]
+        let codecs = shape.packed().map(|[keys, values]| {
+            [(dim_k, keys), (dim_v, values)].map(|(dim, scheme)| {
+                let book = Codebook::builtin();
+                Codec::with("data", dim, scheme, shape.chunk, book).expect("a codec")
+            })
         });
         let mut tables = Tables { chunk: shape.chunk as u32, ..Tables::default() };
         tables.packed_offsets.push(0);

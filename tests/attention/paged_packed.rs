@@ -48,6 +48,7 @@ fn shape(dims: &'static [usize]) -> impl Strategy<Value = Shape> {
         |((dim_k, dim_v), bits, chunk, raw, (sinks, slab_pages, group, tokens), kinds)| Shape {
             dims: [dim_k, dim_v],
             bits,
+            schemes: None,
             chunk,
             sinks,
             raw,

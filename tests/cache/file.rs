@@ -236,7 +236,7 @@ fn a_bit_flipped_anywhere_is_found() {
     // Behind the header nothing but the checksum tells.
     spoiled[8 + length + 100] ^= 1;
     let fault = fault(&spoiled, world.pool.config());
-    assert!(fault.starts_with("is damaged: its checksum is "), "{fault}");
+    assert!(fault.starts_with("the file is damaged: its checksum is "), "{fault}");
 }
 
 #[test]
@@ -262,10 +262,10 @@ fn each_line_of_the_metadata_is_looked_at() {
     let more = sealed(&bytes, |header, _| header["__metadata__"]["more"] = "1".into());
     assert_eq!(
         fault(&more, config),
-        "has the metadata more, unknown to version 1 of wgkv-sequences"
+        "the file has the metadata more, unknown to version 1 of wgkv-sequences"
     );
     let two = sealed(&bytes, |header, _| header["__metadata__"]["version"] = "2".into());
-    assert_eq!(fault(&two, config), "is of version 2 of wgkv-sequences, only 1 is read");
+    assert_eq!(fault(&two, config), "the file is of version 2 of wgkv-sequences, only 1 is read");
 }
 
 #[test]
@@ -303,22 +303,31 @@ fn pools_of_another_shape_are_named() {
     let bytes = saved(&world).to_bytes();
     let base = world.pool.config();
     let others = [
-        (PoolConfig { layers: 3, ..base.clone() }, "has layers 2, the pool has 3"),
-        (PoolConfig { heads: 4, ..base.clone() }, "has heads 2, the pool has 4"),
-        (PoolConfig { head_dim_k: 128, ..base.clone() }, "has head_dim_k 64, the pool has 128"),
-        (PoolConfig { head_dim_v: 32, ..base.clone() }, "has head_dim_v 64, the pool has 32"),
-        (PoolConfig { bits: None, ..base.clone() }, "has k_bits 2, the pool has none"),
+        (PoolConfig { layers: 3, ..base.clone() }, "the file has layers 2, the pool has 3"),
+        (PoolConfig { heads: 4, ..base.clone() }, "the file has heads 2, the pool has 4"),
+        (
+            PoolConfig { head_dim_k: 128, ..base.clone() },
+            "the file has head_dim_k 64, the pool has 128",
+        ),
+        (
+            PoolConfig { head_dim_v: 32, ..base.clone() },
+            "the file has head_dim_v 64, the pool has 32",
+        ),
+        (PoolConfig { bits: None, ..base.clone() }, "the file has k_bits 2, the pool has none"),
         (
             PoolConfig { bits: Some((Bits::Two, Bits::One)), ..base.clone() },
-            "has v_bits 2, the pool has 1",
+            "the file has v_bits 2, the pool has 1",
         ),
         (
             PoolConfig { profile: Profile::Tuned, ..base.clone() },
-            "has profile compat, the pool has tuned",
+            "the file has profile compat, the pool has tuned",
         ),
-        (PoolConfig { chunk: 16, ..base.clone() }, "has chunk 8, the pool has 16"),
-        (PoolConfig { sinks: 1, ..base.clone() }, "has sinks 2, the pool has 1"),
-        (PoolConfig { raw: Dtype::Bf16, ..base.clone() }, "has raw f16, the pool has bf16"),
+        (PoolConfig { chunk: 16, ..base.clone() }, "the file has chunk 8, the pool has 16"),
+        (PoolConfig { sinks: 1, ..base.clone() }, "the file has sinks 2, the pool has 1"),
+        (
+            PoolConfig { raw: Dtype::Bf16, ..base.clone() },
+            "the file has raw f16, the pool has bf16",
+        ),
     ];
     for (config, expected) in others {
         assert_eq!(fault(&bytes, &config), expected);
@@ -331,7 +340,7 @@ fn pools_of_another_shape_are_named() {
     };
     let other = Codebook::new(builtin.rows(Bits::One), &turned(Bits::Two)).unwrap();
     let refused = Saved::read(&bytes, base, &other).unwrap_err().to_string();
-    assert!(refused.starts_with("has codebook "), "{refused}");
+    assert!(refused.starts_with("the file has codebook "), "{refused}");
     // At 2 bits the book of 1 bit has no part in it.
     let other = Codebook::new(&turned(Bits::One), builtin.rows(Bits::Two)).unwrap();
     assert_eq!(Saved::read(&bytes, base, &other).unwrap(), saved(&world));
@@ -344,13 +353,19 @@ fn pools_of_another_shape_are_named() {
 fn foreign_files_are_named() {
     let config = crate::pool_trials::config();
     let cases: [(&[u8], &str); 5] = [
-        (b"", "is empty, expected a safetensors file"),
-        (b"GGUF\x03\0\0\0\0\0\0\0\0\0", "is no safetensors file, it looks like a GGUF file"),
-        (b"\x02\0\0\0\0\0\0\0{}", "names no format, expected wgkv-sequences"),
-        (b"\x10\0\0\0\0\0\0\0{}", "claims a header of 16 bytes but holds 10 (truncated, or no "),
+        (b"", "the file is empty, expected a safetensors file"),
+        (
+            b"GGUF\x03\0\0\0\0\0\0\0\0\0",
+            "the file is no safetensors file, it looks like a GGUF file",
+        ),
+        (b"\x02\0\0\0\0\0\0\0{}", "the file names no format, expected wgkv-sequences"),
+        (
+            b"\x10\0\0\0\0\0\0\0{}",
+            "the file claims a header of 16 bytes but holds 10 (truncated, or no ",
+        ),
         (
             b"\x27\0\0\0\0\0\0\0{\"__metadata__\":{\"format\":\"elsewhere\"}}",
-            "is of the format elsewhere, expected wgkv-sequences",
+            "the file is of the format elsewhere, expected wgkv-sequences",
         ),
     ];
     for (bytes, expected) in cases {

@@ -179,7 +179,10 @@ fn caches_of_other_classes_are_named() {
     }
     assert_eq!(fault(&file("empty_032")), "layer 0 holds no tokens");
     let plain = crate::support::golden("nsn_codebooks.safetensors");
-    assert_eq!(fault(&plain), "is no prompt cache of mlx-lm: its metadata name no classes");
+    assert_eq!(
+        fault(&plain),
+        "the file is no prompt cache of mlx-lm: its metadata name no classes"
+    );
 }
 
 /// A file with another header; its data stay.

@@ -490,7 +490,7 @@ fn config() -> impl Strategy<Value = PoolConfig> {
     (packed, 2usize..6, 0usize..5, 0usize..7, 0u64..5, 1u64..40).prop_map(
         |(bits, chunk, sinks, recent, slab, budget)| {
             let mut config = PoolConfig {
-                profile: Default::default(),
+                profile: wgkv::layout::Profile::Compat,
                 layers: 2,
                 heads: 2,
                 head_dim_k: 16,

@@ -15,7 +15,7 @@ const GROUPS: u64 = 65_535;
 
 fn config(layers: usize) -> PoolConfig {
     PoolConfig {
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         layers,
         heads: HEADS,
         head_dim_k: 128,

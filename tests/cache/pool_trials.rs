@@ -12,7 +12,7 @@ use crate::pool_model::Row;
 
 pub fn config() -> PoolConfig {
     PoolConfig {
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         layers: 2,
         heads: 2,
         head_dim_k: 64,

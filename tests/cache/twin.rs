@@ -20,7 +20,7 @@ use crate::support;
 
 pub fn config() -> PoolConfig {
     PoolConfig {
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         layers: 2,
         heads: 2,
         head_dim_k: 64,

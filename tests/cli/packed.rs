@@ -61,7 +61,7 @@ fn with_note(file: &File, field: &str, value: Value) -> File {
 fn packed_files_that_lie_are_refused() {
     let folder = Folder::new();
     let dense = folder.write("x.st", &pair([1, 2, 150, 32]).bytes());
-    let args = ["--chunk", "16", "--keep", "0.5", "--backend", "cpu"];
+    let args = ["--profile", "compat", "--chunk", "16", "--keep", "0.5", "--backend", "cpu"];
     let packed = open(&folder.run("compress", &dense, "p.st", &args));
     let refuse = |file: File, words: &[&str]| {
         let path = folder.write("bad.st", &file.bytes());
@@ -196,8 +196,12 @@ fn tuned_files_carry_their_profile_and_books() {
         let difference = square(&|i| before[i].to_f64() - after[i].to_f64());
         (open(&packed), (difference / square(&|i| before[i].to_f64())).sqrt())
     };
-    let (_, compat) = error(&[]);
-    let (tuned, three) = error(&["--profile", "tuned"]);
+    let (two, compat) = error(&["--bits", "2"]);
+    assert_eq!(two.header["__metadata__"]["profile"], "compat", "as scripts expect it");
+    let (tuned, three) = error(&[]);
+    for same in [&["--profile", "tuned"][..], &["--target-bits", "2.8"]] {
+        assert!(error(same).0.data == tuned.data, "{same:?}");
+    }
     let (_, four) = error(&["--profile", "tuned", "--bits", "4"]);
     println!("compat {compat:.4}, tuned 3 bits {three:.4}, 4 bits {four:.4}");
     assert!(three < 0.7 * compat && four < 0.7 * three, "{compat} {three} {four}");

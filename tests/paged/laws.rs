@@ -15,7 +15,7 @@ use crate::world::{Finish, World, tell};
 /// A pool of small pages, a few to a slab.
 pub fn config() -> PoolConfig {
     PoolConfig {
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         layers: 2,
         heads: 2,
         head_dim_k: 16,

@@ -163,7 +163,7 @@ fn config() -> impl Strategy<Value = PoolConfig> {
         |((layers, heads, head_dim_k, head_dim_v), bits, rows, raw, slab, budget)| {
             let (chunk, sinks, recent) = rows;
             let mut config = PoolConfig {
-                profile: Default::default(),
+                profile: wgkv::layout::Profile::Compat,
                 layers,
                 heads,
                 head_dim_k,

@@ -9,7 +9,7 @@ use super::pack::pack;
 use super::pages::Slabs;
 use super::restore::{restore, restore_dense};
 use super::rows::elements;
-use super::write::{Incoming, write};
+use super::write::{IncomingRows, write};
 use crate::attention::cpu::{Attended, PagedView, attend_paged};
 use crate::attention::{PagedAttend, Queries};
 use crate::cache::paged::{self, FetchPlan, Tag};
@@ -237,7 +237,7 @@ impl PagedCache {
         &mut self,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
     ) -> Result<()> {
         self.carry_out(step, layer, incoming, None)
     }
@@ -264,7 +264,7 @@ impl PagedCache {
         &mut self,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
         kept: Option<&[u32]>,
     ) -> Result<()> {
         self.tag.check("step", step.cache)?;

@@ -7,7 +7,7 @@ use super::keep::Kept;
 use super::lists::{Lists, Run, Words};
 use super::restore::Dense;
 use super::slabs::{self, Slabs};
-use super::write::Incoming;
+use super::write::IncomingRows;
 use super::{copy, fetch, keep, pack, restore, write};
 use crate::attention::PagedAttend;
 use crate::attention::gpu::{
@@ -340,7 +340,7 @@ impl PagedCache {
         rec: &mut Recorder<'_>,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
     ) -> Result<()> {
         self.record_layer(rec, step, layer, incoming, None)
     }
@@ -374,7 +374,7 @@ impl PagedCache {
         rec: &mut Recorder<'_>,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
         kept: Option<(Slice<'_>, u32)>,
     ) -> Result<()> {
         use PageClass::{Packed, Raw, Sink};
