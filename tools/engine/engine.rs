@@ -291,7 +291,7 @@ impl<'a> Engine<'a> {
         Ok(writeln!(
             out,
             "{:<28} {:>9} {:>7} {:>7} {:>7} {:>7} {:>8} {:>6} {:>6}  {:>5}",
-            "bytes of",
+            "in bytes",
             "pages",
             "codes",
             "scales",

@@ -204,12 +204,7 @@ impl PagedCache {
 
     /// Memory of slabs to be made.
     pub(super) fn make(&self, opened: &[SlabId]) -> Result<Vec<(SlabId, Vec<u32>)>> {
-        let make = |slab: &SlabId| {
-            let needed = self.pool.layout().slab_bytes(slab.class);
-            let words = bytemuck::allocation::try_zeroed_vec((needed / 4) as usize);
-            let fault = |()| Error::OutOfHostMemory { argument: "slab", needed };
-            Ok((*slab, words.map_err(fault)?))
-        };
+        let make = |slab: &SlabId| Ok((*slab, zeroed(self.pool.layout().slab_bytes(slab.class))?));
         opened.iter().map(make).collect()
     }
 
@@ -430,5 +425,25 @@ impl PagedCache {
 pub(super) fn drop_slabs(slabs: &mut [[Vec<Option<Vec<u32>>>; 3]], dropped: Vec<SlabId>) {
     for slab in dropped {
         slabs[slab.layer as usize][slab.class.index()][slab.slab as usize] = None;
+    }
+}
+
+/// Words of a slab.
+fn zeroed(needed: u64) -> Result<Vec<u32>> {
+    let words = usize::try_from(needed / 4).map_err(|_| ());
+    words
+        .and_then(bytemuck::allocation::try_zeroed_vec)
+        .map_err(|()| Error::OutOfHostMemory { argument: "slab", needed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::zeroed;
+
+    #[test]
+    fn a_slab_beyond_the_memory_is_refused_with_its_size() {
+        assert_eq!(zeroed(64).map(|words| words.len()).ok(), Some(16));
+        let fault = zeroed(1 << 60).map(|_| ()).expect_err("an address space is smaller");
+        assert_eq!(fault.to_string(), "there is no memory for slab, 1152921504606846976 bytes");
     }
 }
