@@ -268,7 +268,7 @@ fn shapes_that_are_none_are_named() {
         (serde_json::json!([1, 1, 2, 12, 8]), "expected [B, H, N, D]"),
         (serde_json::json!([1, 2, 12, 0]), "does not take the"),
         (serde_json::json!([1, 2, 12, 9]), "does not take the"),
-        (serde_json::json!([1, 2, 1 << 40, 1 << 40]), "does not take the"),
+        (serde_json::json!([1, 2, 1u64 << 40, 1u64 << 40]), "does not take the"),
         (serde_json::json!([-1, 2, 12, 8]), "not valid"),
         (serde_json::json!([1.5, 2, 12, 8]), "not valid"),
         (serde_json::json!("12"), "not valid"),
@@ -289,11 +289,9 @@ fn shapes_that_are_none_are_named() {
     assert_eq!((turned.batch, turned.heads, turned.tokens), (2, 1, 12));
     let odd = PromptCache::read(&shaped(&all, &serde_json::json!([1, 1, 24, 8]))).unwrap();
     assert_eq!((odd.heads, odd.tokens), (1, 12), "the rest of the buffer is no token's");
-    for (name, shape, expected) in
-        [("1.2", serde_json::json!([2]), "expected"), ("1.2", serde_json::json!([0]), "expected")]
-    {
-        let fault = fault(&shaped(&[name], &shape));
-        assert!(fault.contains(expected), "{name} {shape}: {fault}");
+    for count in [0, 2] {
+        let fault = fault(&shaped(&["1.2"], &serde_json::json!([count])));
+        assert!(fault.starts_with("1.2: ") && fault.contains("does not take the"), "{fault}");
     }
 }
 
