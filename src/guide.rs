@@ -12,11 +12,12 @@
 //! use wgkv::layout::Preset;
 //!
 //! # fn main() -> wgkv::Result<()> {
-//! let exact = |dim| Preset::ALL.map(|(_, preset)| preset.bits_per_element(dim, dim));
-//! let rounded = |dim| exact(dim).map(|bits| bits.map(|bits| (bits * 100.0).round() / 100.0));
-//! //                              1.25  1.75  2.25  2.75  3.25  4.25
-//! assert_eq!(rounded(64), [1.21, 1.71, 2.21, 2.71, 3.21, 4.21].map(Ok));
-//! assert_eq!(rounded(128), [1.14, 1.64, 2.14, 2.64, 3.14, 4.14].map(Ok));
+//! let shown = |channels| -> wgkv::Result<String> {
+//!     let bits = Preset::ALL.map(|(_, preset)| preset.bits_per_element(channels, channels));
+//!     bits.into_iter().map(|bits| Ok(format!(" {:.2}", bits?))).collect()
+//! };
+//! assert_eq!(shown(64)?, " 1.21 1.71 2.21 2.71 3.21 4.21");
+//! assert_eq!(shown(128)?, " 1.14 1.64 2.14 2.64 3.14 4.14");
 //! assert_eq!(Preset::for_bits(3.0)?, Preset::BITS_2_75);
 //! # Ok(())
 //! # }
