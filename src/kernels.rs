@@ -18,6 +18,8 @@ pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
         (cache::gpu::fetch::kernel(), cache::gpu::fetch::variants()),
         (nsnquant::gpu::encode_kernel(), nsnquant::gpu::encode_variants()),
         (nsnquant::gpu::decode_kernel(), nsnquant::gpu::decode_variants()),
+        (nsnquant::gpu::squares_kernel(), nsnquant::gpu::squares_variants()),
+        (nsnquant::gpu::key_scale_kernel(), nsnquant::gpu::key_scale_variants()),
     ];
     kernels.extend(primitives::gpu::kernels());
     kernels.extend(nestedkv::gpu::kernels());

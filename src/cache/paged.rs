@@ -39,6 +39,8 @@ pub struct FetchRows {
     pub to: u32,
     /// Rows.
     pub rows: u32,
+    /// Number of the key scale that the page is packed under, if there are any.
+    pub scale: u32,
 }
 
 /// Most rows without content that one entry of a list names.
@@ -72,7 +74,7 @@ impl FetchPlan {
             let end = to + tokens as u32;
             let mut put = |class: PageClass, from, rows| {
                 if rows > 0 {
-                    plan.pages[class.index()].push(FetchRows { from, to, rows });
+                    plan.pages[class.index()].push(FetchRows { from, to, rows, scale: row as u32 });
                     to += rows;
                 }
             };
@@ -88,7 +90,7 @@ impl FetchPlan {
             }
             while to < end {
                 let rows = (end - to).min(FILL_ROWS);
-                plan.rest.push(FetchRows { from: PageId::NONE, to, rows });
+                plan.rest.push(FetchRows { from: PageId::NONE, to, rows, scale: 0 });
                 to += rows;
             }
         }

@@ -6,15 +6,17 @@ use wgkv::attention::gpu::{self, DevicePagedView, DeviceQueries, DeviceTables};
 use wgkv::attention::{Causal, PagedAttend, Queries, cpu};
 use wgkv::gpu::{Context, Recorder, Slice};
 use wgkv::judge::attention::{Rows, Rules};
-use wgkv::judge::{from_bf16, from_f16, nsnquant, widen};
+use wgkv::judge::{self, from_bf16, from_f16, nsnquant, widen};
 use wgkv::layout::Bits;
 use wgkv::layout::pool::{PageClass, PageId, PoolLayout};
 use wgkv::layout::tables::Tables;
+use wgkv::nsnquant::cpu::encode_scaled;
 use wgkv::nsnquant::gpu::DeviceCodebook;
-use wgkv::nsnquant::{Codebook, Codec};
+use wgkv::nsnquant::{Codebook, Codec, KeyScales};
 use wgkv::shape::{Dtype, Elements};
 use wgkv::wgpu;
 
+use crate::common::judge_rules::rules;
 use crate::common::{Data, Kind, Path, Random, Ruled, codec};
 use crate::support;
 
@@ -32,6 +34,8 @@ pub struct Shape {
     pub tokens: usize,
     pub query_dtype: Dtype,
     pub kinds: [Kind; 3],
+    /// Whether keys are packed under key scales.
+    pub scaled: bool,
 }
 
 impl Shape {
@@ -47,6 +51,7 @@ impl Shape {
             tokens: 1,
             query_dtype: Dtype::F32,
             kinds: [Kind::Normal, Kind::Offset, Kind::Normal],
+            scaled: false,
         }
     }
 
@@ -81,6 +86,7 @@ struct Rowful {
     keys: Vec<f64>,
     values: Vec<f64>,
     positions: Vec<u32>,
+    scale: Vec<f16>,
 }
 
 pub struct Batch {
@@ -91,6 +97,7 @@ pub struct Batch {
     pub slabs: [Vec<Option<Vec<u32>>>; 3],
     pub rows: Rows,
     pub queries: Data,
+    pub key_scales: Option<Vec<f16>>,
 }
 
 fn halves(raw: Dtype, values: &[f32]) -> (Vec<u32>, Vec<f64>) {
@@ -104,8 +111,19 @@ fn halves(raw: Dtype, values: &[f32]) -> (Vec<u32>, Vec<f64>) {
     (words.collect(), reals)
 }
 
-fn decoded(codec: &Codec, page: &[u32]) -> Vec<f64> {
+fn decoded(codec: &Codec, page: &[u32], scale: Option<&[f16]>) -> Vec<f64> {
     let layout = codec.layout();
+    if let Some(scale) = scale {
+        let rules = rules(codec);
+        let book: Vec<f64> = codec.book().values().iter().map(|v| f64::from(*v)).collect();
+        let scale: Vec<f64> = scale.iter().map(|v| v.to_f64()).collect();
+        return judge::codec::decode(
+            &rules,
+            &judge::codec::unpack(&rules, page),
+            &book,
+            Some(&scale),
+        );
+    }
     let (dim, bits) = (layout.head_dim(), layout.bits());
     let book = codec.codebook().rows(bits).iter().map(|v| f64::from(*v));
     let book: Vec<f64> = book.collect();
@@ -132,6 +150,10 @@ impl Rowful {
         }
         old.sort_unstable();
         content.positions = old.into_iter().chain(next - newest as u32..next).collect();
+        if shape.scaled {
+            let factor = |_| f16::from_f32((2.0 * random.uniform() - 1.0).exp2());
+            content.scale = (0..shape.dims[0]).map(factor).collect();
+        }
         let mut done = 0;
         let mut page = |class: PageClass, rows: usize, content: &mut Self| {
             let mut words = vec![0; layout.words(class)];
@@ -143,8 +165,10 @@ impl Rowful {
                 let (part, reals) = if class == PageClass::Packed {
                     let codec = &codecs.expect("codecs")[side];
                     let data = Elements::F32(&values);
-                    let part = wgkv::nsnquant::cpu::encode(codec, data, &[0]).expect("a page");
-                    let reals = decoded(codec, &part);
+                    let scale = (shape.scaled && side == 0).then_some(content.scale.as_slice());
+                    let scales = scale.map(|values| KeyScales { values, of_page: &[0] });
+                    let part = encode_scaled(codec, data, &[0], scales.as_ref()).expect("a page");
+                    let reals = decoded(codec, &part, scale);
                     (part, reals)
                 } else {
                     halves(shape.raw, &values)
@@ -226,6 +250,8 @@ impl Batch {
             page
         };
         let mut rows = Rows::default();
+        let scale = |row: &Rowful| row.scale.clone();
+        let key_scales = shape.scaled.then(|| content.iter().flat_map(scale).collect());
         for row in content {
             let [sinks, packed, tail] = &row.pages;
             let sink = sinks.iter().map(|words| take(PageClass::Sink, words)).next();
@@ -241,7 +267,7 @@ impl Batch {
             rows.positions.push(row.positions);
         }
         let queries = Data::new(shape.query_dtype, &queries);
-        Self { shape: shape.clone(), layout, codecs, tables, slabs, rows, queries }
+        Self { shape: shape.clone(), layout, codecs, tables, slabs, rows, queries, key_scales }
     }
 
     pub fn heads(&self) -> usize {
@@ -251,6 +277,7 @@ impl Batch {
     pub fn view(&self) -> PagedView<'_> {
         let [sinks, packed, tail] = &self.slabs;
         PagedView {
+            key_scales: self.key_scales.as_deref(),
             layout: &self.layout,
             raw: self.shape.raw,
             codecs: self.codecs.as_ref().map(|[keys, values]| [keys, values]),
@@ -304,7 +331,9 @@ impl Batch {
         let [sinks, packed, tail] = &slabs;
         let tables = change(DeviceTables::new(context, &self.layout, &self.tables)?)?;
         let codebook = DeviceCodebook::new(context, &Codebook::builtin())?;
+        let key_scales = self.key_scales.as_ref().map(|v| upload(bytemuck::cast_slice(v)));
         let view = DevicePagedView {
+            key_scales: key_scales.as_ref().map(Slice::all),
             layout: &self.layout,
             raw: self.shape.raw,
             codebook: self.codecs.is_some().then_some(&codebook),

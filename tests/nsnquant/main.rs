@@ -12,6 +12,8 @@ mod errors;
 mod fidelity;
 mod generate;
 mod hadamard;
+mod key_scale;
 mod properties;
 mod schemes;
+mod squares;
 mod trials;

@@ -316,6 +316,7 @@ impl DeviceCache {
         let packed = self.packed.as_ref().zip(codecs).map(|(buffers, [keys, values])| {
             let [page_offsets, key_pages, value_pages, page_positions] = buffers;
             attention::DevicePackedView {
+                key_scales: None,
                 keys,
                 values,
                 pages: self.pages,

@@ -292,7 +292,7 @@ impl PagedCache {
         copy(layout, PageClass::Sink, &work.sink_copies, sinks);
         copy(layout, PageClass::Raw, &work.raw_copies, tail);
         if let Some(codecs) = &self.codecs {
-            restore(layout, codecs, &work.restores, raw, packed, tail);
+            restore(layout, codecs, &work.restores, raw, packed, tail, None);
         }
         if let Some(rows) = &incoming {
             write(layout, PageClass::Sink, &work.sink_writes, raw, rows, sinks);
@@ -302,7 +302,7 @@ impl PagedCache {
             keep(layout, &work.gathers, positions, step.prompt, &work.gather_pages, tail);
         }
         match &self.codecs {
-            Some(codecs) => pack(layout, codecs, &work.encodes, raw, tail, packed),
+            Some(codecs) => pack(layout, codecs, &work.encodes, raw, tail, packed, None),
             None => Ok(()),
         }
     }
@@ -379,6 +379,7 @@ impl PagedCache {
         self.tag.check("batch", batch.cache)?;
         let tables = self.pool.tables(&batch.members, layer)?;
         let view = PagedView {
+            key_scales: None,
             layout: self.pool.layout(),
             raw: self.pool.config().raw,
             codecs: self.codecs.as_ref().map(<[Codec; 2]>::each_ref),
@@ -419,8 +420,8 @@ impl PagedCache {
                 Target { keys: &mut keys, values: &mut values, positions: &mut positions, dtype };
             fetch(layout, class, list, raw, Some(slabs), &mut to);
             if let (PageClass::Packed, Some([key, value])) = (class, &self.codecs) {
-                restore_dense(layout, key, 0, list, slabs, dtype, &mut keys);
-                restore_dense(layout, value, 1, list, slabs, dtype, &mut values);
+                restore_dense(layout, key, 0, list, slabs, dtype, &mut keys, None);
+                restore_dense(layout, value, 1, list, slabs, dtype, &mut values, None);
             }
         }
         Ok(FetchedRows { tokens, dtype, positions, keys, values })

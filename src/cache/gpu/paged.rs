@@ -407,7 +407,7 @@ impl PagedCache {
         if let Some(codecs) = &self.codecs {
             for run in &lists.restores {
                 let (from, to) = (slab(Packed, run.from)?, slab(Raw, run.to)?);
-                restore::record(rec, layout, codecs, &lists.part(run), raw, &from, &to)?;
+                restore::record(rec, layout, codecs, &lists.part(run), raw, &from, &to, None)?;
             }
         }
         if let Some(rows) = &incoming {
@@ -431,7 +431,7 @@ impl PagedCache {
         if let Some(codecs) = &self.codecs {
             for run in &lists.encodes {
                 let (from, to) = (slab(Raw, run.from)?, slab(Packed, run.to)?);
-                pack::record(rec, layout, codecs, &lists.part(run), raw, &from, &to)?;
+                pack::record(rec, layout, codecs, &lists.part(run), raw, &from, &to, None)?;
             }
         }
         Ok(())
@@ -558,6 +558,7 @@ impl PagedCache {
             _ => DeviceTables::new(rec.context(), layout, &tables)?,
         };
         let view = DevicePagedView {
+            key_scales: None,
             layout,
             raw: self.pool.config().raw,
             codebook: self.codebook.as_ref(),
@@ -644,7 +645,9 @@ impl PagedCache {
                 for (side, codec) in self.codecs.iter().flatten().enumerate() {
                     if let Some(words) = sides[side] {
                         let dense = Dense { words, rows: to.rows, dtype: to.dtype };
-                        restore::record_dense(rec, layout, codec, side, &list, &slab, &dense)?;
+                        restore::record_dense(
+                            rec, layout, codec, side, &list, &slab, &dense, None,
+                        )?;
                     }
                 }
             }

@@ -231,7 +231,7 @@ impl<'a> Planner<'a> {
             };
             let to = self.pick(PageClass::Packed, place.layer)?;
             self.changes.pages.push(to);
-            self.layers[place.layer].encodes.push(Encode { from, to });
+            self.layers[place.layer].encodes.push(Encode { from, to, scale: 0 });
             change.tail_front += 1;
         }
         change.packed_new.end = self.changes.pages.len() as u32;
@@ -399,7 +399,7 @@ impl<'a> Planner<'a> {
                         page
                     }
                 };
-                self.layers[layer].restores.push(Restore { from, to, rows: rest });
+                self.layers[layer].restores.push(Restore { from, to, rows: rest, scale: 0 });
             }
             change.tail_new.end = self.changes.pages.len() as u32;
         }

@@ -92,6 +92,8 @@ pub struct Restore {
     pub to: PageId,
     /// Rows.
     pub rows: u32,
+    /// Place in [`LayerStep::scale_pages`]; 0 where there are no key scales.
+    pub scale: u32,
 }
 
 /// Rows that follow each other in the incoming tensors are written into one page.
@@ -138,6 +140,8 @@ pub struct Encode {
     pub from: PageId,
     /// Packed page.
     pub to: PageId,
+    /// Place in [`LayerStep::scale_pages`]; 0 where there are no key scales.
+    pub scale: u32,
 }
 
 /// The work of a step in one layer, to be done list by list in the order of the fields. Within a
