@@ -43,6 +43,29 @@ pub struct FetchRows {
     pub scale: u32,
 }
 
+/// A sink page whose key scale is wanted, and where it goes in a list of scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ScaleRow {
+    /// The sink page.
+    pub page: PageId,
+    /// Row of the list.
+    pub row: u32,
+}
+
+/// The key scales that the packed pages of rows are under, sorted by slab.
+pub(super) fn scale_rows(layout: &PoolLayout, tables: &Tables) -> Vec<ScaleRow> {
+    if !layout.key_scale() {
+        return Vec::new();
+    }
+    let packed = tables.packed_offsets.windows(2).map(|pair| pair[1] > pair[0]);
+    let rows = packed.zip(&tables.sinks).zip(0..).filter(|((packed, _), _)| *packed);
+    let mut rows: Vec<ScaleRow> =
+        rows.map(|((_, page), row)| ScaleRow { page: *page, row }).collect();
+    rows.sort_by_key(|entry| layout.slab_of(PageClass::Sink, entry.page));
+    rows
+}
+
 /// Most rows without content that one entry of a list names.
 pub const FILL_ROWS: u32 = 256;
 

@@ -490,6 +490,7 @@ fn config() -> impl Strategy<Value = PoolConfig> {
     (packed, 2usize..6, 0usize..5, 0usize..7, 0u64..5, 1u64..40).prop_map(
         |(bits, chunk, sinks, recent, slab, budget)| {
             let mut config = PoolConfig {
+                key_scale: false,
                 profile: Default::default(),
                 layers: 2,
                 heads: 2,

@@ -163,6 +163,7 @@ fn config() -> impl Strategy<Value = PoolConfig> {
         |((layers, heads, head_dim_k, head_dim_v), bits, rows, raw, slab, budget)| {
             let (chunk, sinks, recent) = rows;
             let mut config = PoolConfig {
+                key_scale: false,
                 profile: Default::default(),
                 layers,
                 heads,

@@ -31,20 +31,20 @@ const BELOW_FOUR: f32 = 3.9999998;
 var<workgroup> wg_scale: array<f32, MAX_CHUNK>;
 
 // Element `channel` of the row whose first word is `start`.
-fn read(start: u32, channel: u32) -> f32 {
+fn element_at(start: u32, channel: u32) -> f32 {
     let word = data[start + element_word(channel, params.dtype)];
     return element_read(word, channel, params.dtype);
 }
 
 fn square_of(start: u32, channel: u32, up: f32) -> f32 {
-    let value = read(start, channel) * up;
+    let value = element_at(start, channel) * up;
     return value * value;
 }
 
 fn row_scale(start: u32) -> f32 {
     var top = 64u << 23u;
     for (var c = 0u; c < params.head_dim; c++) {
-        top = max(top, bitcast<u32>(read(start, c)) & 0x7fffffffu);
+        top = max(top, bitcast<u32>(element_at(start, c)) & 0x7fffffffu);
     }
     let exponent = top >> 23u;
     let up = bitcast<f32>((255u - exponent) << 23u);
@@ -86,12 +86,12 @@ fn main(
     for (var c = lane; c < params.head_dim; c += 128u) {
         var mean = 0.0;
         for (var t = 0u; t < tokens; t++) {
-            mean += divided(read(start + t * params.row_words, c), wg_scale[t]);
+            mean += divided(element_at(start + t * params.row_words, c), wg_scale[t]);
         }
         mean = mean / f32(max(tokens, 1u));
         var sum = 0.0;
         for (var t = 0u; t < tokens; t++) {
-            let rest = divided(read(start + t * params.row_words, c), wg_scale[t]) - mean;
+            let rest = divided(element_at(start + t * params.row_words, c), wg_scale[t]) - mean;
             sum += rest * rest;
         }
         if live {

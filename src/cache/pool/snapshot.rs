@@ -334,7 +334,8 @@ impl Pool {
         let rows = u64::from(prompt) + u64::from(saved.seen - saved.origin);
         same("rows", state.rows.into(), rows, "the tokens seen")?;
         let (sinks, chunk) = (self.layout.sinks() as u64, self.layout.chunk() as u64);
-        let sink_pages = u64::from(rows > 0 && sinks > 0);
+        let held = state.packed.len();
+        let sink_pages = u64::from(self.layout.has_sink(state.rows, held));
         same("sink pages", u64::from(state.sink.is_some()), sink_pages, "the rows")?;
         let behind = rows.saturating_sub(sinks);
         let packs = finished && self.layout.packed().is_some();

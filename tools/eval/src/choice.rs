@@ -97,6 +97,7 @@ impl Choice {
             fake.check(chunk, shape.head_dim)?;
         }
         Ok(PoolConfig {
+            key_scale: false,
             layers: shape.layers,
             heads: shape.kv_heads,
             head_dim_k: shape.head_dim,
