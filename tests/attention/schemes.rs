@@ -1,31 +1,16 @@
 //! Pages of every scheme against the judge's attention on the decoded rows.
 
 use proptest::prelude::*;
-use wgkv::layout::{Bits, Family, Gain, MeanDomain, Metadata, Profile, Scheme};
+use wgkv::layout::{Bits, Gain, MeanDomain, Metadata, Profile, Scheme};
 use wgkv::shape::Dtype;
 
 use crate::common::{Case, Kind, Shape};
 use crate::packed::{SLACK, shapes};
+use crate::support::schemes::any_scheme;
 
 /// Under key scales from 1/2 to 2 the products that add up to a logit are up to 4 times as large as
 /// those of the query and the key.
 pub const SCALED_SLACK: f64 = 4.0 * SLACK;
-
-/// Any choices; unit books have no rate above 2 bits.
-fn scheme() -> impl Strategy<Value = Scheme> {
-    let gains = vec![Gain::TokenNorm, Gain::Unbiased, Gain::NormPreserving];
-    let format = (0..4usize, any::<bool>(), any::<bool>());
-    let rest = (prop::sample::select(gains), any::<bool>(), prop::option::of(any::<u32>()));
-    (format, rest).prop_map(|((bits, plain, four), (gain, turned, signs))| {
-        let mut scheme = Profile::Compat.scheme(Bits::ALL[bits]);
-        scheme.family = if plain || bits > 1 { Family::Plain } else { Family::Unit };
-        scheme.metadata = if four { Metadata::Four } else { Metadata::Half };
-        scheme.gain = gain;
-        scheme.mean = if turned { MeanDomain::Hadamard } else { MeanDomain::Plain };
-        scheme.signs = signs;
-        scheme
-    })
-}
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
@@ -33,7 +18,7 @@ proptest! {
     #[test]
     fn attention_over_any_scheme_is_that_of_the_decoded_rows(
         (shape, kinds, seed) in shapes(&[16, 64, 80, 112, 128], 60, 3),
-        schemes in [scheme(), scheme()],
+        schemes in [any_scheme(), any_scheme()],
         causal in proptest::option::of(0..200u32),
         scaled in any::<bool>(),
     ) {
