@@ -191,6 +191,9 @@ pub struct Packing {
     /// Which form of the method: as it was described, or with free-norm books, 4-bit scales and means
     #[arg(long, value_enum, default_value = "compat")]
     pub profile: Profile,
+    /// Pack keys under a scale of each head's channels, fixed from its first chunks
+    #[arg(long)]
+    pub key_scale: bool,
     /// Codebooks codebook_signed and codebook_magnitude, f32 [256, 8] [default: built in]
     #[arg(long, value_name = "FILE")]
     pub codebook: Option<PathBuf>,
