@@ -69,7 +69,8 @@ impl Choice {
     /// Reads `NAME` or `NAME@OPTIONS`. Names are `f16`, `compat-k2v2`, `tuned-k3v2` (rates of keys and values),
     /// `int4-g64` (bits and group), `q4_0`, `q8_0`, and `decoded-tuned-k3v2`, which decodes before it
     /// attends, with choices behind it: `-scaled` where keys have a scale, `-signs` where channels get
-    /// random signs, `-knorm`, `-kunbiased`, `-vnorm`, `-vunbiased` for another gain; options are `s`, `w` and `r` with a
+    /// random signs, `-knorm`, `-kunbiased`, `-vnorm`, `-vunbiased` for another gain, `-k90` and `-v90` for gains of 90% of
+    /// that; options are `s`, `w` and `r` with a
     /// number each, as in `compat-k2v2@s4w16`.
     pub fn parse(text: &str, window: Window) -> Result<Self> {
         let (name, options) = text.split_once('@').unwrap_or((text, ""));
@@ -153,8 +154,17 @@ fn codec(name: &str) -> Result<Codec> {
         let (profile, rates) =
             profile(&inner).with_context(|| format!("a profile with rates in {name}"))?;
         let mut schemes = rates.map(|bits| profile.scheme(bits));
-        let mut scaled = false;
+        let (mut scaled, mut gains) = (false, [100; 2]);
+        let percent = |side: char, part: &str| part.strip_prefix(side)?.parse::<u32>().ok();
         for part in parts {
+            if let Some(gain) = percent('k', part) {
+                gains[0] = gain;
+                continue;
+            }
+            if let Some(gain) = percent('v', part) {
+                gains[1] = gain;
+                continue;
+            }
             match part {
                 "scaled" => scaled = true,
                 "signs" => schemes.iter_mut().for_each(|scheme| scheme.signs = Some(1)),
@@ -165,7 +175,7 @@ fn codec(name: &str) -> Result<Codec> {
                 _ => bail!("{part} in {name}: scaled, signs, kunbiased, vunbiased, knorm or vnorm"),
             }
         }
-        return Ok(Codec::Fake(Fake::Decoded { schemes, scaled }));
+        return Ok(Codec::Fake(Fake::Decoded { schemes, scaled, gains }));
     }
     if let Some((bits, group)) = name.strip_prefix("int").and_then(|name| name.split_once("-g")) {
         let (bits, group) = (bits.parse()?, group.parse()?);
