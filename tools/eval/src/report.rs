@@ -365,3 +365,49 @@ impl Display for Answers {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wgkv_eval::choice::Window;
+
+    const WINDOW: Window = Window { sinks: 4, recent: 16, chunk: 64 };
+
+    fn measured(codec: &str, rule: bool, text: &str, loss: f32) -> Measured {
+        let choice = Choice::parse(codec, WINDOW).unwrap();
+        let rule = rule.then(|| Rule::parse("nested", 0.5, 4).unwrap());
+        let mut found = Measured::new(&choice, [2.0, 4.0], 8, rule.as_ref(), text);
+        found.losses = vec![loss, loss + 1.0];
+        found
+    }
+
+    #[test]
+    fn lines_of_any_order_make_a_table() {
+        let mut lines = Vec::new();
+        for (text, more) in [("alice", 0.0), ("copy", 5.0)] {
+            lines.push(measured("tuned-k3v2", true, text, 1.45 + more));
+            lines.push(measured("tuned-k3v2", false, text, 1.2 + more));
+            lines.push(measured("f16", true, text, 1.1 + more));
+            lines.push(measured("f16", false, text, 9.0));
+            lines.push(measured("f16", false, text, 1.0 + more));
+        }
+        let again =
+            |line: &Measured| serde_json::from_str(&serde_json::to_string(line).unwrap()).unwrap();
+        let found = Comparison::new(lines.iter().map(again).collect()).unwrap();
+        let titles: Vec<_> = found.rows.iter().map(|row| &row.of.title[..]).collect();
+        let packed = "tuned-k3v2 S4 W16 r64";
+        let (evicted, alone) =
+            (format!("{packed}, nested 0.5 of 8"), format!("{packed}, prompt 8"));
+        assert_eq!(titles, ["f16", &evicted, &alone, "f16, nested 0.5 of 8"]);
+        let percent = found.rows[1].increase.unwrap().value;
+        assert!((percent - 100.0 * (0.45f64.exp() - 1.0)).abs() < 1e-3, "{percent}");
+        // Packing costs 0.2 and evicting 0.1 alone.
+        assert!((found.rows[1].together.unwrap().value - 15.0).abs() < 1e-3);
+        assert!(found.rows[2].together.is_none());
+        assert_eq!(found.to_string().lines().count(), 6);
+        assert!(Comparison::new(lines[..3].to_vec()).is_err());
+        lines[3].losses.pop();
+        lines.truncate(4);
+        assert!(Comparison::new(lines).is_err());
+    }
+}

@@ -157,7 +157,7 @@ impl Rule {
                 };
                 let mut kept = Vec::new();
                 for (head, count) in (0..).zip(counts) {
-                    let scores = random(self.seed << 32 | seed * heads as u64 + head, tokens);
+                    let scores = random((self.seed << 32) + seed * heads as u64 + head, tokens);
                     let config = config(Budget::Uniform(count));
                     kept.push(select(&scores, &config)?.pop().context("a row")?);
                 }
