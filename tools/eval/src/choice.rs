@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result, bail, ensure};
 use wgkv::cache::pool::PoolConfig;
 use wgkv::layout::Bits;
-use wgkv::nsnquant::Profile;
+use wgkv::nsnquant::{Gain, Profile};
 use wgkv::shape::Dtype;
 
 use crate::fake::Fake;
@@ -70,7 +70,9 @@ impl fmt::Display for Choice {
 impl Choice {
     /// Reads `NAME` or `NAME@OPTIONS`. Names are `f16`, `compat-k2v2`, `tuned-k3v2` (rates of keys and values),
     /// `int4-g64` (bits and group), `q4_0`, `q8_0`, and `decoded-tuned-k3v2`, which decodes before it
-    /// attends; packed ones with `-scaled` behind them where keys have a scale; options are `s`, `w` and `r` with a
+    /// attends, with choices behind it: `-scaled` where keys have a scale (packed ones too), `-signs` where channels get
+    /// random signs, `-knorm`, `-kunbiased`, `-vnorm`, `-vunbiased` for another gain, `-k90` and `-v90` for gains of 90% of
+    /// that; options are `s`, `w` and `r` with a
     /// number each, as in `compat-k2v2@s4w16`.
     pub fn parse(text: &str, window: Window) -> Result<Self> {
         let (name, options) = text.split_once('@').unwrap_or((text, ""));
@@ -153,11 +155,34 @@ fn codec(name: &str) -> Result<Codec> {
     if let Some((profile, [keys, values])) = profile(plain) {
         return Ok(Codec::Packed { profile, keys, values, scaled });
     }
-    if let Some(inner) = plain.strip_prefix("decoded-") {
+    if let Some(inner) = name.strip_prefix("decoded-") {
+        let mut parts = inner.split('-');
+        let inner = [parts.next(), parts.next()].map(Option::unwrap_or_default).join("-");
         let (profile, rates) =
-            profile(inner).with_context(|| format!("a profile with rates in {name}"))?;
-        let schemes = rates.map(|bits| profile.scheme(bits));
-        return Ok(Codec::Fake(Fake::Decoded { schemes, scaled }));
+            profile(&inner).with_context(|| format!("a profile with rates in {name}"))?;
+        let mut schemes = rates.map(|bits| profile.scheme(bits));
+        let (mut scaled, mut gains) = (false, [100; 2]);
+        let percent = |side: char, part: &str| part.strip_prefix(side)?.parse::<u32>().ok();
+        for part in parts {
+            if let Some(gain) = percent('k', part) {
+                gains[0] = gain;
+                continue;
+            }
+            if let Some(gain) = percent('v', part) {
+                gains[1] = gain;
+                continue;
+            }
+            match part {
+                "scaled" => scaled = true,
+                "signs" => schemes.iter_mut().for_each(|scheme| scheme.signs = Some(1)),
+                "kunbiased" => schemes[0].gain = Gain::Unbiased,
+                "vunbiased" => schemes[1].gain = Gain::Unbiased,
+                "knorm" => schemes[0].gain = Gain::NormPreserving,
+                "vnorm" => schemes[1].gain = Gain::NormPreserving,
+                _ => bail!("{part} in {name}: scaled, signs, kunbiased, vunbiased, knorm or vnorm"),
+            }
+        }
+        return Ok(Codec::Fake(Fake::Decoded { schemes, scaled, gains }));
     }
     if let Some((bits, group)) = name.strip_prefix("int").and_then(|name| name.split_once("-g")) {
         let (bits, group) = (bits.parse()?, group.parse()?);
