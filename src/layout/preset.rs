@@ -25,6 +25,8 @@ pub struct Preset {
     pub sinks: usize,
     /// Newest tokens that stay raw.
     pub recent: usize,
+    /// Whether keys are packed under a scale of each head's channels.
+    pub key_scale: bool,
 }
 
 impl Preset {
@@ -52,7 +54,8 @@ impl Preset {
     ];
 
     const fn new(k_bits: Bits, v_bits: Bits) -> Self {
-        Self { k_bits, v_bits, profile: Profile::Tuned, chunk: 64, sinks: 4, recent: 16 }
+        let (profile, key_scale) = (Profile::Tuned, false);
+        Self { k_bits, v_bits, profile, chunk: 64, sinks: 4, recent: 16, key_scale }
     }
 
     /// The largest preset of at most `target` bits an element.

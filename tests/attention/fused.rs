@@ -121,6 +121,7 @@ fn packing_costs_outputs_in_a_pool_the_same_whoever_unpacks() {
         let shape = paged::Shape {
             bits: None,
             schemes: Some([*keys, *values]),
+            scaled: number % 3 == 1,
             group: 4,
             ..paged::Shape::simple(64)
         };

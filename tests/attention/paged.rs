@@ -10,8 +10,9 @@ use wgkv::judge::{self, from_bf16, from_f16, widen};
 use wgkv::layout::pool::{PageClass, PageId, PoolLayout};
 use wgkv::layout::tables::Tables;
 use wgkv::layout::{Bits, Profile, Scheme};
+use wgkv::nsnquant::cpu::encode_scaled;
 use wgkv::nsnquant::gpu::DeviceCodebook;
-use wgkv::nsnquant::{Codebook, Codec};
+use wgkv::nsnquant::{Codebook, Codec, KeyScales};
 use wgkv::shape::{Dtype, Elements};
 use wgkv::wgpu;
 
@@ -35,6 +36,8 @@ pub struct Shape {
     pub tokens: usize,
     pub query_dtype: Dtype,
     pub kinds: [Kind; 3],
+    /// Whether keys are packed under key scales.
+    pub scaled: bool,
 }
 
 impl Shape {
@@ -51,6 +54,7 @@ impl Shape {
             tokens: 1,
             query_dtype: Dtype::F32,
             kinds: [Kind::Normal, Kind::Offset, Kind::Normal],
+            scaled: false,
         }
     }
 
@@ -63,7 +67,8 @@ impl Shape {
     pub fn layout(&self) -> PoolLayout {
         let [dim_k, dim_v] = self.dims;
         let schemes = self.packed();
-        let layout = |bytes| PoolLayout::with(dim_k, dim_v, schemes, self.chunk, self.sinks, bytes);
+        let (chunk, sinks) = (self.chunk, self.sinks);
+        let layout = |bytes| PoolLayout::with(dim_k, dim_v, schemes, false, chunk, sinks, bytes);
         let roomy = layout(1 << 30).expect("a layout");
         let largest = PageClass::ALL.map(|class| roomy.bytes(class)).into_iter().max();
         let raw = roomy.bytes(PageClass::Raw) * self.slab_pages as u64;
@@ -90,6 +95,7 @@ struct Rowful {
     keys: Vec<f64>,
     values: Vec<f64>,
     positions: Vec<u32>,
+    scale: Vec<f16>,
 }
 
 pub struct Batch {
@@ -100,6 +106,7 @@ pub struct Batch {
     pub slabs: [Vec<Option<Vec<u32>>>; 3],
     pub rows: Rows,
     pub queries: Data,
+    pub key_scales: Option<Vec<f16>>,
 }
 
 fn halves(raw: Dtype, values: &[f32]) -> (Vec<u32>, Vec<f64>) {
@@ -113,10 +120,11 @@ fn halves(raw: Dtype, values: &[f32]) -> (Vec<u32>, Vec<f64>) {
     (words.collect(), reals)
 }
 
-fn decoded(codec: &Codec, page: &[u32]) -> Vec<f64> {
+fn decoded(codec: &Codec, page: &[u32], scale: Option<&[f16]>) -> Vec<f64> {
     let rules = rules(codec);
     let book: Vec<f64> = codec.book().values().iter().map(|v| f64::from(*v)).collect();
-    judge::codec::decode(&rules, &judge::codec::unpack(&rules, page), &book, None)
+    let scale: Option<Vec<f64>> = scale.map(|scale| scale.iter().map(|v| v.to_f64()).collect());
+    judge::codec::decode(&rules, &judge::codec::unpack(&rules, page), &book, scale.as_deref())
 }
 
 impl Rowful {
@@ -138,6 +146,10 @@ impl Rowful {
         }
         old.sort_unstable();
         content.positions = old.into_iter().chain(next - newest as u32..next).collect();
+        if shape.scaled {
+            let factor = |_| f16::from_f32((2.0 * random.uniform() - 1.0).exp2());
+            content.scale = (0..shape.dims[0]).map(factor).collect();
+        }
         let mut done = 0;
         let mut page = |class: PageClass, rows: usize, content: &mut Self| {
             let mut words = vec![0; layout.words(class)];
@@ -149,8 +161,10 @@ impl Rowful {
                 let (part, reals) = if class == PageClass::Packed {
                     let codec = &codecs.expect("codecs")[side];
                     let data = Elements::F32(&values);
-                    let part = wgkv::nsnquant::cpu::encode(codec, data, &[0]).expect("a page");
-                    let reals = decoded(codec, &part);
+                    let scale = (shape.scaled && side == 0).then_some(content.scale.as_slice());
+                    let scales = scale.map(|values| KeyScales { values, of_page: &[0] });
+                    let part = encode_scaled(codec, data, &[0], scales.as_ref()).expect("a page");
+                    let reals = decoded(codec, &part, scale);
                     (part, reals)
                 } else {
                     halves(shape.raw, &values)
@@ -235,6 +249,8 @@ impl Batch {
             page
         };
         let mut rows = Rows::default();
+        let scale = |row: &Rowful| row.scale.clone();
+        let key_scales = shape.scaled.then(|| content.iter().flat_map(scale).collect());
         for row in content {
             let [sinks, packed, tail] = &row.pages;
             let sink = sinks.iter().map(|words| take(PageClass::Sink, words)).next();
@@ -250,7 +266,7 @@ impl Batch {
             rows.positions.push(row.positions);
         }
         let queries = Data::new(shape.query_dtype, &queries);
-        Self { shape: shape.clone(), layout, codecs, tables, slabs, rows, queries }
+        Self { shape: shape.clone(), layout, codecs, tables, slabs, rows, queries, key_scales }
     }
 
     pub fn heads(&self) -> usize {
@@ -260,6 +276,7 @@ impl Batch {
     pub fn view(&self) -> PagedView<'_> {
         let [sinks, packed, tail] = &self.slabs;
         PagedView {
+            key_scales: self.key_scales.as_deref(),
             layout: &self.layout,
             raw: self.shape.raw,
             codecs: self.codecs.as_ref().map(|[keys, values]| [keys, values]),
@@ -313,7 +330,9 @@ impl Batch {
         let [sinks, packed, tail] = &slabs;
         let tables = change(DeviceTables::new(context, &self.layout, &self.tables)?)?;
         let codebook = DeviceCodebook::new(context, &Codebook::builtin())?;
+        let key_scales = self.key_scales.as_ref().map(|v| upload(bytemuck::cast_slice(v)));
         let view = DevicePagedView {
+            key_scales: key_scales.as_ref().map(Slice::all),
             layout: &self.layout,
             raw: self.shape.raw,
             codebook: self.codecs.is_some().then_some(&codebook),

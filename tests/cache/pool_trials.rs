@@ -12,6 +12,7 @@ use crate::pool_model::Row;
 
 pub fn config() -> PoolConfig {
     PoolConfig {
+        key_scale: false,
         profile: wgkv::layout::Profile::Compat,
         layers: 2,
         heads: 2,

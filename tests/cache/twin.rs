@@ -20,6 +20,7 @@ use crate::support;
 
 pub fn config() -> PoolConfig {
     PoolConfig {
+        key_scale: false,
         profile: wgkv::layout::Profile::Compat,
         layers: 2,
         heads: 2,

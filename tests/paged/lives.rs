@@ -159,10 +159,12 @@ fn config() -> impl Strategy<Value = PoolConfig> {
     let chunk = prop::sample::select(vec![16usize, 16, 17, 32, 64]);
     let raw = prop::sample::select(vec![Dtype::F16, Dtype::F16, Dtype::Bf16]);
     let rows = (chunk, 0usize..6, prop::sample::select(vec![0usize, 1, 7, 16, 20]));
+    let bits = (bits, any::<bool>());
     ((1usize..3, 1usize..4, dims(), dims()), bits, rows, raw, 0u64..4, 2u64..24).prop_map(
-        |((layers, heads, head_dim_k, head_dim_v), bits, rows, raw, slab, budget)| {
+        |((layers, heads, head_dim_k, head_dim_v), (bits, key_scale), rows, raw, slab, budget)| {
             let (chunk, sinks, recent) = rows;
             let mut config = PoolConfig {
+                key_scale,
                 profile: wgkv::layout::Profile::Compat,
                 layers,
                 heads,

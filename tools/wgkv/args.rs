@@ -200,6 +200,9 @@ pub struct Packing {
     /// [default: compat with --bits, --k-bits, --v-bits, --codebook or --dump-codes, else tuned]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
+    /// Pack keys under a scale of each head's channels, fixed from its first chunks
+    #[arg(long)]
+    pub key_scale: bool,
     /// Codebooks codebook_signed and codebook_magnitude, f32 [256, 8] [default: built in]
     #[arg(long, value_name = "FILE")]
     pub codebook: Option<PathBuf>,

@@ -10,7 +10,7 @@ use wgkv::nsnquant::{Codebook, Codec};
 use crate::args::{Packing, Profile};
 use crate::engine::Engine;
 use crate::file::{Data, Fail, Source};
-use crate::packed::{Note, Packed, Place, Side, places, read_codebook};
+use crate::packed::{Note, Packed, Place, Scales, Side, places, read_codebook};
 use crate::ragged::Ragged;
 use crate::report::say;
 
@@ -20,6 +20,7 @@ pub struct Spec {
     pub codebook: Arc<Codebook>,
     pub profile: wgkv::layout::Profile,
     pub bits: [Bits; 2],
+    pub key_scale: bool,
     pub chunk: usize,
     pub sinks: usize,
     pub recent: usize,
@@ -69,6 +70,7 @@ impl Spec {
             codebook,
             profile,
             bits,
+            key_scale: preset.key_scale || packing.key_scale,
             chunk: packing.chunk.map_or(preset.chunk, |chunk| chunk as usize),
             sinks: sinks as usize,
             recent: packing.recent.map_or(preset.recent, |recent| recent as usize),
@@ -107,10 +109,16 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
         .flat_map(|place| place.packed.clone().step_by(spec.chunk))
         .map(|start| start as u32)
         .collect();
-    let side = |codec: Codec, data: &Data, name: &str| -> Result<Side, Fail> {
-        let pages = engine.encode(&codec, data.elements(), &starts).map_err(|e| e.at(name))?;
+    let scales = match spec.key_scale {
+        true => Some(key_scales(&layer.k, layer.k_dim, &places, spec.chunk, &page_offsets)?),
+        false => None,
+    };
+    let side = |codec: Codec, data: &Data, name: &str, scales: Option<Scales>| {
+        let held = scales.as_ref().map(Scales::view);
+        let pages = engine.encode(&codec, data.elements(), &starts, held.as_ref());
+        let pages = pages.map_err(|e| e.at(name))?;
         let raw = raw_rows(data, &places, codec.layout().head_dim()).map_err(|e| e.at(name))?;
-        Ok(Side { codec, pages, raw })
+        Ok::<Side, Fail>(Side { codec, pages, raw, scales })
     };
     let note = Note {
         batch: layer.batch,
@@ -127,11 +135,28 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
     Ok(Packed {
         note,
         page_offsets,
-        k: side(k_codec, &layer.k, &layer.names[0])?,
-        v: side(v_codec, &layer.v, &layer.names[1])?,
+        k: side(k_codec, &layer.k, &layer.names[0], scales)?,
+        v: side(v_codec, &layer.v, &layer.names[1], None)?,
         offsets: layer.offsets.clone(),
         positions: layer.positions.clone(),
     })
+}
+
+/// The key scale of each row, fixed from the first chunks of it that are packed. The host does it
+/// whatever packs the pages, so those of two devices can be compared.
+fn key_scales(
+    keys: &Data,
+    dim: usize,
+    places: &[Place],
+    chunk: usize,
+    page_offsets: &[u32],
+) -> Result<Scales, Fail> {
+    let mut values = Vec::with_capacity(places.len() * dim);
+    for place in places {
+        let rows = keys.elements().slice(place.packed.start * dim..place.packed.end * dim);
+        values.extend(wgkv::nsnquant::key_scale(rows, dim, chunk)?);
+    }
+    Ok(Scales::new(values, page_offsets))
 }
 
 /// The rows that stay raw, as f16; as bf16 where a bf16 value is beyond f16.
@@ -175,7 +200,7 @@ fn raw_rows(data: &Data, places: &[Place], dim: usize) -> Result<Data, Fail> {
 
 /// Restores keys or values of a layer as f32 `[token rows, D]`, raw rows as they are stored.
 pub fn restore(engine: &Engine, side: &Side, places: &[Place]) -> Result<Vec<f32>, Fail> {
-    let decoded = engine.decode(&side.codec, &side.pages)?;
+    let decoded = engine.decode(&side.codec, &side.pages, side.scales().as_ref())?;
     let raw = side.raw.elements();
     let raw: Vec<f32> = (0..raw.len()).map(|i| raw.get(i)).collect();
     Ok(weave(&raw, &decoded, places, side.codec.layout().head_dim()))
@@ -188,7 +213,8 @@ pub fn restore_f16(
     places: &[Place],
     name: &str,
 ) -> Result<Vec<f16>, Fail> {
-    let decoded = saturate(&engine.decode(&side.codec, &side.pages)?, name);
+    let decoded = engine.decode(&side.codec, &side.pages, side.scales().as_ref())?;
+    let decoded = saturate(&decoded, name);
     let raw = match &side.raw {
         Data::F16(rows) => rows.clone(),
         Data::Bf16(rows) => saturate(&rows.iter().map(|v| v.to_f32()).collect::<Vec<_>>(), name),

@@ -212,7 +212,7 @@ impl<'a> Worker<'a> {
             let tokens = tile.len();
             self.keys.read(keys, page.keys, tile.clone());
             let rows = &self.keys.rows[..tokens * dim_k];
-            dot_tile(self.block.rotated, count, rows, dim_k, &mut logits);
+            dot_tile(self.block.shown, count, rows, dim_k, &mut logits);
             for (logits, shared) in logits[..count].iter_mut().zip(shared) {
                 for (at, logit) in logits[..tokens].iter_mut().enumerate() {
                     *logit = self.keys.s1[at] * (self.keys.s2[at] * *logit + shared);

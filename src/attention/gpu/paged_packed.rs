@@ -58,7 +58,7 @@ pub(super) fn record(
             positions_at: view.layout.positions_offset(class) as u32,
             key_book: book.first_four(keys),
             value_book: book.first_four(values),
-            ..page_params(keys, values)
+            ..page_params(keys, values, units.prepared)
         },
         paged: units.params,
     };
@@ -68,7 +68,7 @@ pub(super) fn record(
         &variant(plan.head_dim_k, units.count, units.spills),
         &params,
         &[
-            units.prepared,
+            Slice::all(&units.prepared.buffer),
             view.tables.lists(),
             Slice::all(book.buffer()),
             a,

@@ -11,6 +11,7 @@ mod paged;
 mod pages;
 pub mod restore;
 pub mod rows;
+pub mod scales;
 mod slabs;
 mod transfer;
 pub mod write;

@@ -26,6 +26,15 @@ pub struct PoolConfig {
     pub bits: Option<(Bits, Bits)>,
     /// How rows are packed at these rates; 3 and 4 bits are rates of [`Profile::Tuned`].
     pub profile: Profile,
+    /// Whether packed keys of a head are under a key scale of its own
+    /// ([`key_scale`](crate::nsnquant::key_scale)), one f16 a channel in its sink page. It is fixed
+    /// when the head is first packed, from the chunks of the prompt that are packed then, 8 at most,
+    /// or else from the first chunk; so it depends on the tokens, not on how they came. It stays as
+    /// long as anything is packed. Forks share it; a trim that leaves nothing packed ends it.
+    ///
+    /// Pages of two caches can be compared only where both have one scale: the two paths fix factors
+    /// that may differ by one step of f16.
+    pub key_scale: bool,
     /// Rows of a page and of a packed chunk (the residual length of arXiv 2505.18231; 64, and 128
     /// advised at 1 bit).
     pub chunk: usize,
@@ -73,6 +82,7 @@ impl PoolConfig {
             head_dim_v: head_dims[1],
             bits: Some((preset.k_bits, preset.v_bits)),
             profile: preset.profile,
+            key_scale: preset.key_scale,
             chunk: preset.chunk,
             sinks: preset.sinks,
             recent: preset.recent,
@@ -131,6 +141,7 @@ impl PoolConfig {
             self.head_dim_k,
             self.head_dim_v,
             self.bits.map(|(keys, values)| [scheme(keys), scheme(values)]),
+            self.key_scale,
             self.chunk,
             self.sinks,
             self.slab_bytes,

@@ -4,7 +4,7 @@ use half::f16;
 
 use crate::error::Result;
 use crate::nsnquant::codec::Codec;
-use crate::nsnquant::key_scale::KeyScales;
+use crate::nsnquant::key_scale::{KeyScales, factor};
 
 /// Largest magnitude of a decoded value.
 const LIMIT: f32 = 3.4e38;
@@ -38,7 +38,7 @@ pub fn decode_scaled(
     let mut out = vec![0.0; count * values];
     let work = |(number, (page, rows)): (usize, (&[u32], &mut [f32]))| {
         let channels = scales.map(|scales| scales.of(number, layout.head_dim()));
-        page_rows(codec, page, rows, channels);
+        decode_page(codec, page, rows, channels);
     };
     #[cfg(feature = "parallel")]
     {
@@ -50,15 +50,12 @@ pub fn decode_scaled(
     Ok(out)
 }
 
-/// Unpacks one page into `rows`, `[chunk, head_dim]`.
+/// Unpacks one page into `rows`, `[chunk, head_dim]`, with the key scale that it is packed under, if
+/// there is one.
 ///
 /// # Panics
 /// When `page` or `rows` is not of the layout's size.
-pub fn decode_page(codec: &Codec, page: &[u32], rows: &mut [f32]) {
-    page_rows(codec, page, rows, None);
-}
-
-fn page_rows(codec: &Codec, page: &[u32], rows: &mut [f32], channels: Option<&[f16]>) {
+pub fn decode_page(codec: &Codec, page: &[u32], rows: &mut [f32], channels: Option<&[f16]>) {
     let layout = codec.layout();
     let dim = layout.head_dim();
     assert!(page.len() == layout.words() && rows.len() == layout.chunk() * dim);
@@ -69,7 +66,7 @@ fn page_rows(codec: &Codec, page: &[u32], rows: &mut [f32], channels: Option<&[f
         let gain = codec.centroids(page, token, row) * codec.hadamard().scale();
         codec.hadamard().inverse_unscaled(row);
         for (value, channel) in row.iter_mut().zip(channels.unwrap_or(&[])) {
-            *value *= channel.to_f32();
+            *value *= factor(*channel);
         }
         let (s1, s2) = (codec.s1(page, token), codec.s2(page, token));
         let limit = LIMIT / s1.max(1.0);
