@@ -393,7 +393,7 @@ fn check_shape(header: &Header, shape: &[(&'static str, String)]) -> Result<()> 
             Some(got) if got == expected => {}
             None if *key == KEY_SCALE => {
                 if expected != "no" {
-                    return Err(refuse(format!("has no {KEY_SCALE}, the pool has one")));
+                    return Err(refuse(format!("the file has no {KEY_SCALE}, the pool has one")));
                 }
             }
             Some(got) => {

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use wgkv::Error;
-use wgkv::cache::pool::{Pool, PoolConfig, Snapshot};
+use wgkv::cache::cpu;
+use wgkv::cache::pool::{Operation, Part, Pool, PoolConfig, Snapshot};
 use wgkv::files::{Header, Saved};
 use wgkv::layout::pool::{PageClass, PoolLayout};
 use wgkv::layout::{Bits, Profile};
 use wgkv::nsnquant::Codebook;
-use wgkv::shape::Dtype;
+use wgkv::shape::{Dtype, Elements};
 
 use crate::pool::World;
 use crate::pool_snapshot::world;
@@ -328,6 +329,10 @@ fn pools_of_another_shape_are_named() {
             PoolConfig { raw: Dtype::Bf16, ..base.clone() },
             "the file has raw f16, the pool has bf16",
         ),
+        (
+            PoolConfig { key_scale: true, ..base.clone() },
+            "the file has no key_scale, the pool has one",
+        ),
     ];
     for (config, expected) in others {
         assert_eq!(fault(&bytes, &config), expected);
@@ -347,6 +352,51 @@ fn pools_of_another_shape_are_named() {
     // Where rows are packed later and what memory there is belongs to the pool, not to the file.
     let free = PoolConfig { recent: 40, byte_budget: 1, slab_bytes: 1 << 22, ..base.clone() };
     assert_eq!(read(&bytes, &free).unwrap(), saved(&world));
+}
+
+/// A cache of one head under key scales whose sequences are a fork and another of the same rows.
+fn scaled(sinks: usize) -> (PoolConfig, Vec<u8>) {
+    let base = crate::pool_trials::config();
+    let config = PoolConfig { key_scale: true, layers: 1, heads: 1, chunk: 8, sinks, ..base };
+    let mut cache = cpu::PagedCache::new(config.clone(), Codebook::builtin()).unwrap();
+    let main = cache.begin();
+    let rows: Vec<f32> = (0..40 * 64).map(|i| (i as f32 * 0.37).sin()).collect();
+    let add = |cache: &mut cpu::PagedCache, sequence| {
+        let parts = [Part { sequence, tokens: 40 }];
+        let step = cache.step(&Operation::Append { parts: &parts, flush: true }).unwrap();
+        let [keys, values] = [Elements::F32(&rows); 2];
+        cache.apply(&step, 0, Some(cpu::IncomingRows { keys, values })).unwrap();
+    };
+    add(&mut cache, main);
+    let fork = cache.fork(main).unwrap();
+    let other = cache.begin();
+    add(&mut cache, other);
+    (config, cache.save(&[main, fork, other]).unwrap().to_bytes())
+}
+
+#[test]
+fn key_scales_are_carried_and_looked_at() {
+    for sinks in [0, 3] {
+        let (config, bytes) = scaled(sinks);
+        let layout = config.layout().unwrap();
+        let saved = read(&bytes, &config).unwrap();
+        assert_eq!(saved.to_bytes(), bytes);
+        assert_eq!(saved.snapshot().pages[0][0], 2, "forks share their scale");
+        let mut again = cpu::PagedCache::new(config.clone(), Codebook::builtin()).unwrap();
+        let ids = again.load(&bytes).unwrap();
+        assert_eq!(again.save(&ids).unwrap().to_bytes(), bytes);
+        let plain = PoolConfig { key_scale: false, ..config.clone() };
+        assert_eq!(fault(&bytes, &plain), "has key_scale yes, the pool has no");
+        let bad = with_words(&bytes, "layers.0.sinks", |words| words[layout.scale_offset()] = 0);
+        let said = fault(&bad, &config);
+        assert!(said.starts_with("layers.0.sinks: page 0: key scale is 0"), "{said}");
+        // A page that is packed under one scale is never read under another.
+        let bad = with_words(&bytes, "heads.sink", |words| words[1] = 1);
+        let said = fault(&bad, &config);
+        assert!(said.starts_with("the key scale's page of a packed page is 1"), "{said}");
+        let bad = with_words(&bytes, "heads.sink", |words| words[0] = u32::MAX);
+        assert!(fault(&bad, &config).starts_with("sink pages is 0, expected 1"));
+    }
 }
 
 #[test]

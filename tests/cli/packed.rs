@@ -210,6 +210,21 @@ fn tuned_files_carry_their_profile_and_books() {
     let note: Value = serde_json::from_str(note).expect("JSON");
     assert_eq!((&note["k_bits"], &note["v_bits"]), (&json!(3), &json!(2)));
     assert_eq!(tuned.header["codebook_plain"]["shape"], json!([3712]));
+    let (scaled, under) = error(&["--profile", "tuned", "--key-scale"]);
+    println!("under key scales {under:.4}");
+    assert!(under < 1.1 * three, "{under} {three}");
+    let scale = &scaled.header["layers.0.k.scale"];
+    assert_eq!((&scale["dtype"], &scale["shape"]), (&json!("F16"), &json!([2, 64])));
+    assert!(!tuned.header.contains_key("layers.0.k.scale"));
+    // Factors are from 2^-10 to 2^10.
+    let at = scale["data_offsets"][0].as_u64().expect("a number") as usize;
+    for factor in [half::f16::ZERO, half::f16::NAN, half::f16::from_f32(-1.0)] {
+        let mut other = scaled.clone();
+        other.data[at..at + 2].copy_from_slice(&factor.to_le_bytes());
+        let path = folder.write("bad.st", &other.bytes());
+        let words = ["layers.0.k.scale", "key scale", "2^-10"];
+        folder.refuses("dequantize", &path, &["--backend", "cpu"], &words);
+    }
     let mut without = tuned.clone();
     without.header["__metadata__"]["profile"] = json!("compat");
     let path = folder.write("bad.st", &without.bytes());
