@@ -28,6 +28,7 @@
 //!
 //! | preset | keys, values | perplexity of three texts | copy |
 //! |---|---|---|---|
+//! | [`BITS_1_75`](crate::layout::Preset::BITS_1_75), decoded rows | 2, 1 bits | +6.5 % | +64 % |
 //! | [`BITS_2_25`](crate::layout::Preset::BITS_2_25) | 2, 2 bits | +4.3 % | +25 % |
 //! | [`BITS_2_75`](crate::layout::Preset::BITS_2_75), the default | 3, 2 bits | +1.4 % | +4.4 % |
 //! | [`BITS_4_25`](crate::layout::Preset::BITS_4_25) | 4, 4 bits | +0.25 % | +1.7 % |
@@ -37,6 +38,7 @@
 //! ```sh
 //! cargo run --manifest-path tools/eval/Cargo.toml -- compare --backend gpu \
 //!     --texts alice,lcet10,gpl3,copy tuned-k2v2 tuned-k3v2 tuned-k4v4 compat-k2v2 compat-k2v2@s0w0
+//! cargo run --manifest-path tools/eval/Cargo.toml -- compare --texts alice,lcet10,gpl3,copy decoded-tuned-k2v1
 //! ```
 //!
 //! `tools/eval/README.md` says how that was measured, with standard errors, and has what has been
