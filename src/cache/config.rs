@@ -24,6 +24,14 @@ pub struct CacheConfig {
     pub v_bits: Bits,
     /// How rows are packed at these rates; 3 and 4 bits are rates of [`Profile::Tuned`].
     pub profile: Profile,
+    /// Whether packed keys of a row are under a key scale of its own
+    /// ([`key_scale`](crate::nsnquant::key_scale)). It is fixed from the row's first chunk when that is
+    /// packed, so it depends on the tokens, not on how they came, and stays as long as anything is
+    /// packed. Forks share it; a trim that leaves nothing packed ends it.
+    ///
+    /// Pages of two caches can be compared only where both have one scale: the two paths fix factors
+    /// that may differ by one step of f16.
+    pub key_scale: bool,
     /// Tokens of a chunk (the paper's residual length; 64, and 128 advised at 1 bit).
     pub chunk: usize,
     /// First tokens of a row, raw for good.
@@ -59,6 +67,7 @@ impl CacheConfig {
             k_bits: preset.k_bits,
             v_bits: preset.v_bits,
             profile: preset.profile,
+            key_scale: preset.key_scale,
             chunk: preset.chunk,
             sinks: preset.sinks,
             recent: preset.recent,
@@ -96,6 +105,11 @@ impl CacheConfig {
     /// Bytes of raw rows of keys and values of `tokens` tokens.
     pub(super) fn raw_bytes(&self, tokens: usize) -> u64 {
         SIDES.iter().map(|&side| 4 * (self.rows * tokens * self.raw_words(side)) as u64).sum()
+    }
+
+    /// Bytes of the key scales of all rows.
+    pub(super) fn scale_bytes(&self) -> u64 {
+        2 * (self.rows * self.head_dim_k) as u64
     }
 
     /// Checks incoming keys and values and returns how many tokens they hold.

@@ -24,7 +24,7 @@ pub struct Counters {
     pub fp16_value_bytes: u64,
     /// Bits per element of what is packed, scales and means included; 16 when nothing is.
     pub assigned_avg_bits: f64,
-    /// Bytes allocated for rows and pages by this cache and all its forks, shared ones once.
+    /// Bytes allocated for rows, pages and key scales by this cache and all its forks, shared ones once.
     pub device_bytes: u64,
 }
 

@@ -303,6 +303,12 @@ impl Append {
         })
     }
 
+    /// The joined rows of each row's first chunk to encode.
+    pub(super) fn first_chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (first, joined, chunk) = (self.next.sinks(), self.joined, self.chunk);
+        (0..self.rows).map(move |row| row * joined + first..row * joined + first + chunk)
+    }
+
     /// First joined row of each page to encode, chunk after chunk and in a chunk row after row.
     pub(super) fn starts(&self) -> Vec<u32> {
         let first = self.next.sinks();
@@ -388,6 +394,11 @@ impl Fetch {
             .map(|(c, row)| (row * self.frontier.len() + self.frontier.chunk_start(c)) as u32)
             .collect()
     }
+}
+
+/// The row of each page, chunk after chunk and in a chunk row after row: the number of its key scale.
+pub(super) fn rows_of_pages(chunks: usize, rows: usize) -> Vec<u32> {
+    (0..chunks).flat_map(|_| 0..rows as u32).collect()
 }
 
 /// Where attention finds the tokens of each row once raw rows and pages lie row after row.

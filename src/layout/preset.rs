@@ -54,7 +54,7 @@ impl Preset {
     ];
 
     const fn new(k_bits: Bits, v_bits: Bits) -> Self {
-        let (profile, key_scale) = (Profile::Tuned, false);
+        let (profile, key_scale) = (Profile::Tuned, true);
         Self { k_bits, v_bits, profile, chunk: 64, sinks: 4, recent: 16, key_scale }
     }
 

@@ -75,6 +75,7 @@ impl Stream {
 pub fn config(stream: &Stream, chunk: usize, sinks: usize, recent: usize) -> CacheConfig {
     CacheConfig {
         profile: wgkv::layout::Profile::Compat,
+        key_scale: false,
         rows: stream.rows,
         head_dim_k: stream.dims[0],
         head_dim_v: stream.dims[1],
@@ -254,11 +255,12 @@ proptest! {
         rows in 1usize..4, dk in prop::sample::select(vec![16usize, 64, 80]),
         dv in prop::sample::select(vec![32usize, 96, 112]), chunk in prop::sample::select(vec![3usize, 16, 31]),
         sinks in 0usize..5, recent in prop::sample::select(vec![0usize, 1, 17]),
-        parts in prop::collection::vec(1usize..40, 1..6), seed in any::<u64>(),
+        parts in prop::collection::vec(1usize..40, 1..6), key_scale in any::<bool>(),
+        seed in any::<u64>(),
     ) {
         let total = parts.iter().sum();
         let stream = Stream::new(rows, [dk, dv], total, seed);
-        let config = config(&stream, chunk, sinks, recent);
+        let config = CacheConfig { key_scale, ..config(&stream, chunk, sinks, recent) };
         for (once, mut stepwise) in Cache::both(&config).into_iter().zip(Cache::both(&config)) {
             let mut first = 0;
             for &part in &parts {
@@ -278,11 +280,13 @@ proptest! {
     fn device_equals_host(
         rows in 1usize..4, dk in prop::sample::select(vec![16usize, 64, 80, 128]),
         dv in prop::sample::select(vec![64usize, 112]), sinks in 0usize..5, recent in 0usize..20,
-        ops in prop::collection::vec((0usize..60, any::<bool>()), 1..8), seed in any::<u64>(),
+        ops in prop::collection::vec((0usize..60, any::<bool>()), 1..8), key_scale in any::<bool>(),
+        seed in any::<u64>(),
     ) {
         let total = ops.iter().map(|(n, _)| n).sum::<usize>();
         let stream = Stream::new(rows, [dk, dv], total, seed);
-        let [mut host, mut device] = Cache::both(&config(&stream, 16, sinks, recent));
+        let config = CacheConfig { key_scale, ..config(&stream, 16, sinks, recent) };
+        let [mut host, mut device] = Cache::both(&config);
         let mut read = 0;
         // Where each token came from; none once it has been through a chunk.
         let mut origin: Vec<Option<usize>> = Vec::new();
@@ -447,4 +451,87 @@ fn refuses_tensors_that_do_not_fit() {
     assert!(matches!(bad(|c| c.rows = 0), Error::Empty { argument: "rows" }));
     assert!(matches!(bad(|c| c.head_dim_v = 60), Error::HeadDim { got: 60, .. }));
     assert!(matches!(bad(|c| c.chunk = 1), Error::OutOfRange { argument: "chunk", .. }));
+}
+
+/// Key scales are fixed from the first chunk, shared by forks, counted once, and gone when nothing is
+/// packed.
+#[test]
+fn key_scales_live_as_long_as_anything_is_packed() {
+    let stream = Stream::new(2, [64, 80], 300, 9);
+    let config = CacheConfig { key_scale: true, ..config(&stream, 16, 4, 0) };
+    let scales = 2 * 2 * 64;
+    for empty in Cache::both(&config) {
+        let mut main = empty.fork();
+        main.append(&stream, 0, 19);
+        assert_eq!(main.counters().device_bytes, main.counters().residual_fp16_bytes);
+        main.append(&stream, 19, 81);
+        let held = |cache: &Cache| {
+            let counters = cache.counters();
+            let packed = counters.compressed_key_bytes + counters.compressed_value_bytes;
+            (counters.device_bytes, packed + counters.residual_fp16_bytes)
+        };
+        let (all, rows) = held(&main);
+        assert_eq!(all, rows + scales);
+        let mut fork = main.fork();
+        assert_eq!(held(&fork).0, all, "a fork shares them");
+        // Nothing but sinks: the next first chunk fixes them anew, and the other's stay.
+        fork.trim(98).unwrap();
+        fork.append(&stream, 150, 100);
+        assert_eq!(held(&fork).0, all + scales + held(&fork).1);
+        let mut fresh = empty.fork();
+        fresh.append(&stream, 0, 2);
+        fresh.append(&stream, 150, 100);
+        assert_eq!((fork.show().0, fork.show().1), (fresh.show().0, fresh.show().1));
+        drop((fork, fresh));
+        assert_eq!(held(&main).0, all);
+        // As long as a chunk stays, so do they.
+        let mut short = main.fork();
+        short.trim(80).unwrap();
+        short.append(&stream, 100, 80);
+        let chunk: Vec<usize> = (4..20).collect();
+        let first = |shown: &Shown, len| rows_at(&shown.0, 2, len, &chunk);
+        assert_eq!(first(&short.show(), 100), first(&main.show(), 100));
+        drop((main, short));
+        assert_eq!(empty.counters().device_bytes, 0);
+    }
+}
+
+/// Keys whose channels differ widely: under scales they decode closer, and attention reads them as they
+/// decode.
+#[test]
+fn attention_reads_keys_under_scales_as_they_decode() {
+    let (rows, dims, len) = (2, [64, 32], 150);
+    let mut stream = Stream::new(rows, dims, len, 10);
+    for (index, key) in stream.data[0].iter_mut().enumerate() {
+        let factor = if index % 64 % 7 == 0 { 8.0 } else { 1.0 };
+        *key = f16::from_f32(factor * key.to_f32());
+    }
+    let queries = Stream::new(rows, dims, 6, 11).part(0, 0, 6);
+    let settings = AttendConfig { scale: Some(0.03), ..AttendConfig::default() };
+    let mut errors = Vec::new();
+    for key_scale in [false, true] {
+        let config = CacheConfig { key_scale, ..config(&stream, 16, 4, 3) };
+        for mut cache in Cache::both(&config) {
+            cache.append(&stream, 0, len);
+            let (keys, values, _) = cache.show();
+            let decoded = Stream::of(rows, dims, len, [keys, values].map(|x| floats(&x)));
+            let mut plain = Cache::both(&CacheConfig { recent: len, ..config.clone() });
+            plain[0].append(&decoded, 0, len);
+            let [ours, theirs] =
+                [&cache, &plain[0]].map(|cache| cache.attend(&queries, rows, 1, 6, &settings).0);
+            // Fetched rows are rounded to f16.
+            let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>().sqrt();
+            let far = norm(&mut ours.iter().zip(&theirs).map(|(a, b)| a - b));
+            let size = norm(&mut theirs.iter().copied());
+            assert!(far <= 4e-3 * size, "{far} of {size}");
+            let came = stream.data[0].iter().map(|x| x.to_f64());
+            let error = came.zip(&decoded.data[0]).map(|(a, b)| (a - b.to_f64()).powi(2));
+            errors.push(error.sum::<f64>());
+        }
+    }
+    println!("squared errors of keys: {errors:?}");
+}
+
+fn floats(bits: &[u16]) -> Vec<f16> {
+    bits.iter().map(|x| f16::from_bits(*x)).collect()
 }

@@ -210,12 +210,17 @@ fn tuned_files_carry_their_profile_and_books() {
     let note: Value = serde_json::from_str(note).expect("JSON");
     assert_eq!((&note["k_bits"], &note["v_bits"]), (&json!(3), &json!(2)));
     assert_eq!(tuned.header["codebook_plain"]["shape"], json!([3712]));
-    let (scaled, under) = error(&["--profile", "tuned", "--key-scale"]);
-    println!("under key scales {under:.4}");
-    assert!(under < 1.1 * three, "{under} {three}");
+    let scaled = tuned.clone();
+    let (plain, without) = error(&["--key-scale", "off"]);
+    println!("without key scales {without:.4}");
+    assert!(three < 1.1 * without, "{three} {without}");
     let scale = &scaled.header["layers.0.k.scale"];
     assert_eq!((&scale["dtype"], &scale["shape"]), (&json!("F16"), &json!([2, 64])));
-    assert!(!tuned.header.contains_key("layers.0.k.scale"));
+    for bare in [&plain, &two] {
+        assert!(!bare.header.contains_key("layers.0.k.scale"));
+    }
+    let (under, _) = error(&["--bits", "2", "--key-scale", "on"]);
+    assert!(under.header.contains_key("layers.0.k.scale"));
     // Factors are from 2^-10 to 2^10.
     let at = scale["data_offsets"][0].as_u64().expect("a number") as usize;
     for factor in [half::f16::ZERO, half::f16::NAN, half::f16::from_f32(-1.0)] {

@@ -200,9 +200,10 @@ pub struct Packing {
     /// [default: compat with --bits, --k-bits, --v-bits, --codebook or --dump-codes, else tuned]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
-    /// Pack keys under a scale of each head's channels, fixed from its first chunks
-    #[arg(long)]
-    pub key_scale: bool,
+    /// Whether keys are packed under a scale of each head's channels, fixed from its first chunks
+    /// [default: on with the profile tuned, else off]
+    #[arg(long, value_enum)]
+    pub key_scale: Option<Switch>,
     /// Codebooks codebook_signed and codebook_magnitude, f32 [256, 8] [default: built in]
     #[arg(long, value_name = "FILE")]
     pub codebook: Option<PathBuf>,
@@ -213,6 +214,12 @@ pub enum Profile {
     Compat,
     Tuned,
     Paper,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
 }
 
 /// The file to write.

@@ -7,7 +7,7 @@ use wgkv::Error;
 use wgkv::layout::{Bits, PageLayout, Preset};
 use wgkv::nsnquant::{Codebook, Codec};
 
-use crate::args::{Packing, Profile};
+use crate::args::{Packing, Profile, Switch};
 use crate::engine::Engine;
 use crate::file::{Data, Fail, Source};
 use crate::packed::{Note, Packed, Place, Scales, Side, places, read_codebook};
@@ -66,11 +66,13 @@ impl Spec {
         });
         let mut next = || bits.next().unwrap_or(Ok(Bits::Two));
         let bits = [next()?, next()?];
+        let usual = preset.key_scale && profile == preset.profile;
+        let key_scale = packing.key_scale.map_or(usual, |switch| switch == Switch::On);
         let spec = Self {
             codebook,
             profile,
             bits,
-            key_scale: preset.key_scale || packing.key_scale,
+            key_scale,
             chunk: packing.chunk.map_or(preset.chunk, |chunk| chunk as usize),
             sinks: sinks as usize,
             recent: packing.recent.map_or(preset.recent, |recent| recent as usize),

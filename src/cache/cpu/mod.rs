@@ -25,9 +25,9 @@ use half::f16;
 use super::config::{CacheConfig, Incoming, SIDES};
 use super::counters::Counters;
 use super::ledger::{Held, Ledger};
-use super::plan::{Append, Fetch, Frontier, Span, Trim};
+use super::plan::{Append, Fetch, Frontier, Span, Trim, rows_of_pages};
 use crate::error::Result;
-use crate::nsnquant::{Codec, cpu};
+use crate::nsnquant::{Codec, KeyScales, cpu, key_scale};
 use crate::shape::{Dtype, Elements, Tensor};
 
 /// Sinks and tail of every row, `[rows, raw, head_dim]`.
@@ -44,6 +44,13 @@ struct Page {
     _held: Held,
 }
 
+/// The key scales of all rows, `[rows, head_dim_k]`.
+#[derive(Debug)]
+struct Scales {
+    values: Vec<f16>,
+    _held: Held,
+}
+
 /// The cache of one layer of a batch of sequences, all of one length.
 ///
 /// Chunks never change once they are packed; forks share them, and the raw rows too until one side
@@ -55,6 +62,8 @@ pub struct LayerCache {
     frontier: Frontier,
     raw: Arc<Raw>,
     pages: Vec<Arc<Page>>,
+    /// There while anything is packed, if the cache has key scales.
+    scales: Option<Arc<Scales>>,
     ledger: Ledger,
 }
 
@@ -85,6 +94,7 @@ impl LayerCache {
             frontier,
             raw,
             pages: Vec::new(),
+            scales: None,
             ledger,
         })
     }
@@ -119,6 +129,7 @@ impl LayerCache {
             frontier: self.frontier,
             raw: self.raw.clone(),
             pages: self.pages.clone(),
+            scales: self.scales.clone(),
             ledger: self.ledger.clone(),
         }
     }
@@ -142,6 +153,8 @@ impl LayerCache {
         let plan = Append::new(&self.frontier, self.config.rows, tokens)?;
         let (rows, dtype) = (self.config.rows, self.config.dtype);
         let starts = plan.starts();
+        let of_page = rows_of_pages(plan.flushed, rows);
+        let mut scales = self.scales.clone();
         let mut raw = [Vec::new(), Vec::new()];
         let mut encoded = [Vec::new(), Vec::new()];
         for (side, tensor) in SIDES.into_iter().zip([keys, values]) {
@@ -154,7 +167,12 @@ impl LayerCache {
                 continue;
             }
             let source = rows::elements(&joined, dtype);
-            encoded[side] = cpu::encode(&self.codecs[side], source, &starts)?;
+            if side == 0 && scales.is_none() && self.config.key_scale {
+                scales = Some(Arc::new(self.fix(source, &plan)?));
+            }
+            let under = under(scales.as_deref(), side, &of_page);
+            let codec = &self.codecs[side];
+            encoded[side] = cpu::encode_scaled(codec, source, &starts, under.as_ref())?;
             raw[side] = vec![0; words * plan.next.raw()];
             self.copy(side, plan.sinks, source, &mut raw[side])?;
             self.copy(side, plan.tail, source, &mut raw[side])?;
@@ -167,6 +185,7 @@ impl LayerCache {
             let held = 4 * words.iter().map(|w| w.len() as u64).sum::<u64>();
             self.pages.push(Arc::new(Page { words, _held: self.ledger.hold(held) }));
         }
+        self.scales = scales;
         self.settle(plan.next, raw);
         Ok(())
     }
@@ -182,19 +201,24 @@ impl LayerCache {
             return Ok(());
         }
         let (config, rows) = (&self.config, self.config.rows);
+        let of_page = rows_of_pages(1, rows);
         let mut raw = [Vec::new(), Vec::new()];
         for side in SIDES {
             raw[side] = vec![0; rows * config.raw_words(side) * plan.next.raw()];
             self.copy(side, plan.kept, self.held(side), &mut raw[side])?;
             if plan.restored.tokens > 0 {
                 let page = &self.pages[plan.next.chunks()].words[side];
-                let decoded = cpu::decode(&self.codecs[side], page)?;
+                let under = under(self.scales.as_deref(), side, &of_page);
+                let decoded = cpu::decode_scaled(&self.codecs[side], page, under.as_ref())?;
                 let head_dim = config.head_dims()[side];
                 let plan = plan.restored.of(rows, head_dim, Dtype::F32, config.dtype);
                 rows::copy(&plan, Elements::F32(&decoded), &mut raw[side])?;
             }
         }
         self.pages.truncate(plan.next.chunks());
+        if self.pages.is_empty() {
+            self.scales = None;
+        }
         self.settle(plan.next, raw);
         Ok(())
     }
@@ -207,6 +231,7 @@ impl LayerCache {
     pub fn fetch(&self) -> Result<Fetched> {
         let plan = Fetch::new(&self.frontier);
         let (rows, len) = (self.config.rows, self.frontier.len());
+        let of_page = rows_of_pages(1, rows);
         let mut out = [Vec::new(), Vec::new()];
         for side in SIDES {
             let head_dim = self.config.head_dims()[side];
@@ -216,7 +241,9 @@ impl LayerCache {
                 rows::copy(&span, self.held(side), &mut words)?;
             }
             for (chunk, page) in self.pages.iter().enumerate() {
-                let decoded = cpu::decode(&self.codecs[side], &page.words[side])?;
+                let under = under(self.scales.as_deref(), side, &of_page);
+                let (codec, words_of) = (&self.codecs[side], &page.words[side]);
+                let decoded = cpu::decode_scaled(codec, words_of, under.as_ref())?;
                 let span = plan.chunk(chunk).of(rows, head_dim, Dtype::F32, Dtype::F16);
                 rows::copy(&span, Elements::F32(&decoded), &mut words)?;
             }
@@ -229,6 +256,17 @@ impl LayerCache {
     /// The cache as attention reads it.
     pub fn flat(&self) -> Flat<'_> {
         Flat::new(self)
+    }
+
+    /// Fixes the key scales from the first chunk of every row.
+    fn fix(&self, joined: Elements<'_>, plan: &Append) -> Result<Scales> {
+        let (dim, chunk) = (self.config.head_dim_k, self.config.chunk);
+        let mut values = Vec::with_capacity(self.config.rows * dim);
+        for part in plan.first_chunks() {
+            let rows = joined.slice(part.start * dim..part.end * dim);
+            values.extend(key_scale(rows, dim, chunk)?);
+        }
+        Ok(Scales { values, _held: self.ledger.hold(self.config.scale_bytes()) })
     }
 
     /// The raw rows of keys or values.
@@ -253,4 +291,9 @@ impl LayerCache {
         self.raw = Arc::new(Raw { words, _held: self.ledger.hold(held) });
         self.frontier = next;
     }
+}
+
+/// What pages of a side are under: scales are for keys.
+fn under<'a>(scales: Option<&'a Scales>, side: usize, of_page: &'a [u32]) -> Option<KeyScales<'a>> {
+    scales.filter(|_| side == 0).map(|scales| KeyScales { values: &scales.values, of_page })
 }

@@ -27,10 +27,10 @@ use std::sync::Arc;
 use super::config::{CacheConfig, Incoming, SIDES};
 use super::counters::Counters;
 use super::ledger::{Held, Ledger};
-use super::plan::{Append, Fetch as Fetching, Frontier, Trim};
+use super::plan::{Append, Fetch as Fetching, Frontier, Trim, rows_of_pages};
 use crate::error::Result;
 use crate::gpu::{Context, DeviceTensor, Recorder, Slice};
-use crate::nsnquant::gpu::{self, DeviceCodec};
+use crate::nsnquant::gpu::{self, DeviceCodec, DeviceKeyScales};
 use crate::shape::Dtype;
 
 /// Sinks and tail of every row, `[rows, raw, head_dim]`; no buffers when there are none.
@@ -44,6 +44,13 @@ struct Raw {
 #[derive(Debug)]
 struct Page {
     buffers: [wgpu::Buffer; 2],
+    _held: Held,
+}
+
+/// The key scales of all rows, f16 `[rows, head_dim_k]`.
+#[derive(Debug)]
+struct Scales {
+    buffer: wgpu::Buffer,
     _held: Held,
 }
 
@@ -63,6 +70,8 @@ pub struct LayerCache {
     frontier: Frontier,
     raw: Arc<Raw>,
     pages: Vec<Arc<Page>>,
+    /// There while anything is packed, if the cache has key scales.
+    scales: Option<Arc<Scales>>,
     ledger: Ledger,
 }
 
@@ -95,6 +104,7 @@ impl LayerCache {
             frontier,
             raw,
             pages: Vec::new(),
+            scales: None,
             ledger,
         })
     }
@@ -129,6 +139,7 @@ impl LayerCache {
             frontier: self.frontier,
             raw: self.raw.clone(),
             pages: self.pages.clone(),
+            scales: self.scales.clone(),
             ledger: self.ledger.clone(),
         }
     }
@@ -173,7 +184,11 @@ impl LayerCache {
             self.settle(plan.next, Some(joined));
             return Ok(());
         }
-        let pages = self.encode(rec, &plan, &joined)?;
+        let scales = match &self.scales {
+            None if config.key_scale => Some(Arc::new(self.fix(rec, &plan, &joined[0])?)),
+            held => held.clone(),
+        };
+        let pages = self.encode(rec, &plan, &joined, scales.as_deref())?;
         let raw = match plan.next.raw() {
             0 => None,
             tokens => {
@@ -190,6 +205,7 @@ impl LayerCache {
             }
         };
         self.pages.extend(pages);
+        self.scales = scales;
         self.settle(plan.next, raw);
         Ok(())
     }
@@ -236,6 +252,9 @@ impl LayerCache {
             raw = Some(fresh);
         }
         self.pages.truncate(plan.next.chunks());
+        if self.pages.is_empty() {
+            self.scales = None;
+        }
         self.settle(plan.next, raw);
         Ok(())
     }
@@ -305,7 +324,10 @@ impl LayerCache {
     ) -> Result<()> {
         let places = rec.context().upload("cache starts", bytemuck::cast_slice(starts))?;
         let [pages, places, out] = [pages, &places, out].map(Slice::all);
-        gpu::decode(rec, &self.codecs[side], pages, starts.len(), places, out, dtype, total_rows)
+        let (codec, count) = (&self.codecs[side], starts.len());
+        let numbers = self.numbers(rec, self.scales.as_deref(), side, count)?;
+        let under = numbers.as_ref().map(|(scales, words)| (*scales, Slice::all(words)));
+        gpu::decode_scaled(rec, codec, pages, count, places, out, dtype, total_rows, under)
     }
 
     fn encode(
@@ -313,6 +335,7 @@ impl LayerCache {
         rec: &mut Recorder<'_>,
         plan: &Append,
         joined: &[wgpu::Buffer; 2],
+        scales: Option<&Scales>,
     ) -> Result<Vec<Arc<Page>>> {
         let config = &self.config;
         let starts = plan.starts();
@@ -321,7 +344,8 @@ impl LayerCache {
             rec.context().create("cache page", self.page_bytes(side) * plan.flushed as u64)
         })?;
         for side in SIDES {
-            gpu::encode(
+            let numbers = self.numbers(rec, scales, side, starts.len())?;
+            gpu::encode_scaled(
                 rec,
                 &self.codecs[side],
                 Slice::all(&joined[side]),
@@ -330,6 +354,7 @@ impl LayerCache {
                 Slice::all(&places),
                 starts.len(),
                 Slice::all(&all[side]),
+                numbers.as_ref().map(|(scales, words)| (*scales, Slice::all(words))),
             )?;
         }
         let held = || self.ledger.hold(SIDES.iter().map(|&side| self.page_bytes(side)).sum());
@@ -347,6 +372,33 @@ impl LayerCache {
                 Ok(Arc::new(Page { buffers, _held: held() }))
             })
             .collect()
+    }
+
+    /// Records the fixing of the key scales from the first chunk of every row.
+    fn fix(&self, rec: &mut Recorder<'_>, plan: &Append, joined: &wgpu::Buffer) -> Result<Scales> {
+        let (config, bytes) = (&self.config, self.config.scale_bytes());
+        let buffer = rec.context().create("cache key scales", bytes)?;
+        let heads: Vec<_> = plan.first_chunks().collect();
+        let (dim, out) = (config.head_dim_k, Slice::all(&buffer));
+        let joined = Slice::all(joined);
+        gpu::key_scale(rec, dim, config.chunk, joined, config.dtype, &heads, out)?;
+        Ok(Scales { buffer, _held: self.ledger.hold(bytes) })
+    }
+
+    /// What `pages` pages of a side are under, with the number of each one's scale: scales are for
+    /// keys.
+    fn numbers<'a>(
+        &self,
+        rec: &Recorder<'_>,
+        scales: Option<&'a Scales>,
+        side: usize,
+        pages: usize,
+    ) -> Result<Option<(DeviceKeyScales<'a>, wgpu::Buffer)>> {
+        let Some(scales) = scales.filter(|_| side == 0) else { return Ok(None) };
+        let count = self.config.rows;
+        let numbers = rows_of_pages(pages / count, count);
+        let words = rec.context().upload("cache scale numbers", bytemuck::cast_slice(&numbers))?;
+        Ok(Some((DeviceKeyScales { values: Slice::all(&scales.buffer), count }, words)))
     }
 
     /// Bytes of one chunk of all rows.

@@ -98,9 +98,6 @@ impl Rows {
 
     fn config(&self, spec: &Spec) -> Result<CacheConfig, Fail> {
         let [k_bits, v_bits] = spec.bits;
-        if spec.key_scale {
-            return Err(Fail::input("replay knows no --key-scale"));
-        }
         Ok(CacheConfig {
             rows: self.count(),
             head_dim_k: self.head_dims[0],
@@ -108,6 +105,7 @@ impl Rows {
             k_bits,
             v_bits,
             profile: spec.profile,
+            key_scale: spec.key_scale,
             chunk: spec.chunk,
             sinks: spec.sinks,
             recent: spec.recent,
