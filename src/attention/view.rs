@@ -39,7 +39,8 @@ pub struct PackedView<'a> {
     pub key_pages: &'a [u32],
     /// Value pages `[pages, words]`.
     pub value_pages: &'a [u32],
-    /// Positions of the tokens `[pages, chunk]`; may be empty where attention is not causal.
+    /// Positions of the tokens `[pages, chunk]`; may be empty where attention is not causal and the
+    /// key codec knows no rotary embedding.
     pub page_positions: &'a [u32],
 }
 
@@ -83,7 +84,8 @@ impl CacheView<'_> {
         let (keys, values) = (packed.keys.layout(), packed.values.layout());
         length("key_pages", packed.key_pages.len(), pages * keys.words())?;
         length("value_pages", packed.value_pages.len(), pages * values.words())?;
-        positions("page_positions", packed.page_positions.len(), pages * keys.chunk(), causal)
+        let needed = causal || packed.keys.rope().is_some();
+        positions("page_positions", packed.page_positions.len(), pages * keys.chunk(), needed)
     }
 }
 
@@ -96,6 +98,10 @@ pub(super) fn check_codecs(
 ) -> Result<()> {
     same("head_dim of the key codec", keys.layout().head_dim(), head_dim_k, "head_dim_k")?;
     same("head_dim of the value codec", values.layout().head_dim(), head_dim_v, "head_dim_v")?;
+    if values.rope().is_some() {
+        let expected = "no rotary embedding";
+        return Err(Error::Codec { argument: "value codec", expected });
+    }
     let chunk = keys.layout().chunk();
     same("chunk of the value codec", values.layout().chunk(), chunk, "the key codec")
 }
@@ -119,6 +125,6 @@ pub(super) fn length(argument: &'static str, got: usize, expected: usize) -> Res
     if got == expected { Ok(()) } else { Err(Error::Length { argument, got, expected }) }
 }
 
-fn positions(argument: &'static str, got: usize, expected: usize, causal: bool) -> Result<()> {
-    if got == 0 && !causal { Ok(()) } else { length(argument, got, expected) }
+fn positions(argument: &'static str, got: usize, expected: usize, needed: bool) -> Result<()> {
+    if got == 0 && !needed { Ok(()) } else { length(argument, got, expected) }
 }

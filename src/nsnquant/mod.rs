@@ -23,11 +23,13 @@ pub mod gpu;
 mod hadamard;
 mod key_scale;
 mod params;
+mod rope;
 
 pub use codebook::{Book, Codebook};
 pub use codec::{Codec, assigned_avg_bits};
 pub use codes::Codes;
 pub use hadamard::Hadamard;
 pub use key_scale::{KeyScales, key_scale};
+pub use rope::{Pairing, Rope};
 
 pub use crate::layout::{Gain, MeanDomain, Profile, Scheme};

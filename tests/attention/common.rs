@@ -9,7 +9,7 @@ use wgkv::judge::attention::{Rows, Rules};
 use wgkv::judge::{self, widen};
 use wgkv::layout::{Bits, PageLayout, Scheme};
 use wgkv::nsnquant::gpu::DeviceCodec;
-use wgkv::nsnquant::{Codebook, Codec};
+use wgkv::nsnquant::{Codebook, Codec, Rope};
 use wgkv::shape::{Dtype, Elements};
 
 use crate::support;
@@ -17,7 +17,7 @@ use crate::support;
 #[path = "../support/rules.rs"]
 mod judge_rules;
 
-use judge_rules::rules;
+pub use judge_rules::rules;
 
 /// A path through the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -305,7 +305,8 @@ impl Case {
                 page_offsets: Slice::all(&page_offsets),
                 key_pages: Slice::all(&key_pages),
                 value_pages: Slice::all(&value_pages),
-                page_positions: causal.then_some(Slice::all(&page_positions)),
+                page_positions: (causal || self.key_codec.rope().is_some())
+                    .then_some(Slice::all(&page_positions)),
             }),
         };
         let queries = DeviceQueries {
@@ -342,16 +343,29 @@ impl Case {
 
     /// Packs other rows in the place of the packed ones, by these schemes.
     pub fn repack(&mut self, schemes: [Scheme; 2], kinds: [Kind; 2], seed: u64) {
+        self.repack_turned(schemes, kinds, seed, None);
+    }
+
+    /// As [`Self::repack`], with keys that have a rotary embedding.
+    pub fn repack_turned(
+        &mut self,
+        schemes: [Scheme; 2],
+        kinds: [Kind; 2],
+        seed: u64,
+        rope: Option<Rope>,
+    ) {
         let mut random = Random(seed);
         let (shape, book) = (&self.shape, Codebook::builtin());
         let pages = shape.pages.iter().sum::<usize>();
         let starts: Vec<u32> = (0..pages).map(|p| (p * shape.chunk) as u32).collect();
         let mut pack = |side: usize, dim| {
             let codec = Codec::with("data", dim, schemes[side], shape.chunk, book.clone());
-            let codec = codec.expect("a codec");
+            let rope = rope.clone().filter(|_| side == 0);
+            let codec = codec.and_then(|codec| codec.with_rope(rope)).expect("a codec");
             let values = random.values(kinds[side], pages * shape.chunk, dim);
             let data = Data::new(shape.dtype, &values);
-            let pages = wgkv::nsnquant::cpu::encode(&codec, data.elements(), &starts);
+            let (data, at) = (data.elements(), &self.page_positions);
+            let pages = wgkv::nsnquant::cpu::encode_at(&codec, data, at, &starts, None);
             (codec, pages.expect("pages"))
         };
         let (keys, values) = (pack(0, shape.dim_k), pack(1, shape.dim_v));
@@ -374,9 +388,10 @@ impl Case {
                 let rules = rules(codec);
                 let mut out = flat[raw.start * dim..raw.end * dim].to_vec();
                 for page in pages.clone() {
+                    let at = &self.page_positions[page * chunk..(page + 1) * chunk];
                     let page = &words[page * layout.words()..(page + 1) * layout.words()];
                     let parts = judge::codec::unpack(&rules, page);
-                    out.extend(judge::codec::decode(&rules, &parts, &book, None));
+                    out.extend(judge::codec::decode(&rules, &parts, &book, None, at));
                 }
                 out
             };

@@ -6,16 +6,17 @@ use wgkv::attention::gpu::{self, DevicePagedView, DeviceQueries, DeviceTables};
 use wgkv::attention::{Causal, PagedAttend, Queries, cpu};
 use wgkv::gpu::{Context, Recorder, Slice};
 use wgkv::judge::attention::{Rows, Rules};
-use wgkv::judge::{from_bf16, from_f16, nsnquant, widen};
+use wgkv::judge::{codec as judge, from_bf16, from_f16, widen};
 use wgkv::layout::Bits;
 use wgkv::layout::pool::{PageClass, PageId, PoolLayout};
 use wgkv::layout::tables::Tables;
-use wgkv::nsnquant::gpu::DeviceCodebook;
-use wgkv::nsnquant::{Codebook, Codec};
+use wgkv::nsnquant::cpu::encode_at;
+use wgkv::nsnquant::gpu::{DeviceCodebook, DeviceCodec};
+use wgkv::nsnquant::{Codebook, Codec, Rope};
 use wgkv::shape::{Dtype, Elements};
 use wgkv::wgpu;
 
-use crate::common::{Data, Kind, Path, Random, Ruled, codec};
+use crate::common::{Data, Kind, Path, Random, Ruled, codec, rules};
 use crate::support;
 
 /// What all members of a batch share.
@@ -32,6 +33,8 @@ pub struct Shape {
     pub tokens: usize,
     pub query_dtype: Dtype,
     pub kinds: [Kind; 3],
+    /// The rotary embedding of the keys, which packed pages take off.
+    pub rope: Option<Rope>,
 }
 
 impl Shape {
@@ -47,6 +50,7 @@ impl Shape {
             tokens: 1,
             query_dtype: Dtype::F32,
             kinds: [Kind::Normal, Kind::Offset, Kind::Normal],
+            rope: None,
         }
     }
 
@@ -104,13 +108,10 @@ fn halves(raw: Dtype, values: &[f32]) -> (Vec<u32>, Vec<f64>) {
     (words.collect(), reals)
 }
 
-fn decoded(codec: &Codec, page: &[u32]) -> Vec<f64> {
-    let layout = codec.layout();
-    let (dim, bits) = (layout.head_dim(), layout.bits());
-    let book = codec.codebook().rows(bits).iter().map(|v| f64::from(*v));
-    let book: Vec<f64> = book.collect();
-    let parts = nsnquant::unpack(page, dim, bits.get() as u32, layout.chunk());
-    nsnquant::decode(&parts, dim, &book)
+fn decoded(codec: &Codec, page: &[u32], positions: &[u32]) -> Vec<f64> {
+    let book: Vec<f64> = codec.book().values().iter().map(|v| f64::from(*v)).collect();
+    let rules = rules(codec);
+    judge::decode(&rules, &judge::unpack(&rules, page), &book, None, positions)
 }
 
 impl Rowful {
@@ -137,14 +138,15 @@ impl Rowful {
             let mut words = vec![0; layout.words(class)];
             let at = [0, layout.values_offset(class)];
             let kinds = [shape.kinds[1], shape.kinds[2]];
+            let positions = &content.positions[done..done + rows];
             for side in 0..2 {
                 let dim = shape.dims[side];
                 let values = random.values(kinds[side], rows, dim);
                 let (part, reals) = if class == PageClass::Packed {
                     let codec = &codecs.expect("codecs")[side];
                     let data = Elements::F32(&values);
-                    let part = wgkv::nsnquant::cpu::encode(codec, data, &[0]).expect("a page");
-                    let reals = decoded(codec, &part);
+                    let part = encode_at(codec, data, positions, &[0], None).expect("a page");
+                    let reals = decoded(codec, &part, positions);
                     (part, reals)
                 } else {
                     halves(shape.raw, &values)
@@ -177,7 +179,8 @@ impl Batch {
         let layout = shape.layout();
         let [dim_k, dim_v] = shape.dims;
         let codecs = shape.bits.map(|(keys, values)| {
-            [codec(dim_k, keys, shape.chunk), codec(dim_v, values, shape.chunk)]
+            let keys = codec(dim_k, keys, shape.chunk).with_rope(shape.rope.clone());
+            [keys.expect("a codec"), codec(dim_v, values, shape.chunk)]
         });
         let mut tables = Tables { chunk: shape.chunk as u32, ..Tables::default() };
         tables.packed_offsets.push(0);
@@ -304,10 +307,13 @@ impl Batch {
         let [sinks, packed, tail] = &slabs;
         let tables = change(DeviceTables::new(context, &self.layout, &self.tables)?)?;
         let codebook = DeviceCodebook::new(context, &Codebook::builtin())?;
+        let device = |[keys, _]: &[Codec; 2]| DeviceCodec::new(context, keys.clone());
+        let keys = self.codecs.as_ref().map(device).transpose()?;
         let view = DevicePagedView {
             layout: &self.layout,
             raw: self.shape.raw,
             codebook: self.codecs.is_some().then_some(&codebook),
+            keys: keys.as_ref(),
             tables: &tables,
             slabs: [sinks, packed, tail],
         };

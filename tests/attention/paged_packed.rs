@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use wgkv::attention::cpu::Attended;
 use wgkv::attention::{Causal, PagedAttend};
 use wgkv::gpu::{Context, ContextDescriptor};
+use wgkv::nsnquant::{Pairing, Rope};
 use wgkv::shape::Dtype;
 use wgkv::wgpu;
 
@@ -44,18 +45,22 @@ fn shape(dims: &'static [usize]) -> impl Strategy<Value = Shape> {
     let chunk = proptest::sample::select(vec![2usize, 5, 16, 33, 64, 128]);
     let raw = prop_oneof![Just(Dtype::F16), Just(Dtype::Bf16)];
     let numbers = (0..6usize, 1..20usize, 1..6usize, 1..4usize);
-    ((dim(), dim()), bits, chunk, raw, numbers, [kind(), kind(), kind()]).prop_map(
-        |((dim_k, dim_v), bits, chunk, raw, (sinks, slab_pages, group, tokens), kinds)| Shape {
-            dims: [dim_k, dim_v],
-            bits,
-            chunk,
-            sinks,
-            raw,
-            slab_pages,
-            group,
-            tokens,
-            query_dtype: raw,
-            kinds,
+    let pairing = proptest::option::of(proptest::sample::select(Pairing::ALL.to_vec()));
+    ((dim(), dim()), bits, chunk, raw, numbers, [kind(), kind(), kind()], pairing).prop_map(
+        |((dim_k, dim_v), bits, chunk, raw, (sinks, slab_pages, group, tokens), kinds, pairing)| {
+            Shape {
+                dims: [dim_k, dim_v],
+                bits,
+                chunk,
+                sinks,
+                raw,
+                slab_pages,
+                group,
+                tokens,
+                query_dtype: raw,
+                kinds,
+                rope: pairing.and_then(|pairing| Rope::with_theta(pairing, 1e4, dim_k / 2).ok()),
+            }
         },
     )
 }

@@ -42,17 +42,31 @@ pub const PATHS: [Path; 2] = [Path::Cpu, Path::Gpu];
 
 impl Path {
     pub fn encode(self, codec: &Codec, data: Elements<'_>, starts: &[u32]) -> Result<Vec<u32>> {
+        self.encode_at(codec, data, &[], starts)
+    }
+
+    pub fn encode_at(
+        self,
+        codec: &Codec,
+        data: Elements<'_>,
+        positions: &[u32],
+        starts: &[u32],
+    ) -> Result<Vec<u32>> {
         match self {
-            Self::Cpu => cpu::encode(codec, data, starts),
-            Self::Gpu => encode_on(context(), codec, data, starts),
+            Self::Cpu => cpu::encode_at(codec, data, positions, starts, None),
+            Self::Gpu => encode_on(context(), codec, data, positions, starts),
         }
     }
 
     pub fn decode(self, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>> {
+        self.decode_at(codec, pages, &[])
+    }
+
+    pub fn decode_at(self, codec: &Codec, pages: &[u32], positions: &[u32]) -> Result<Vec<f32>> {
         match self {
-            Self::Cpu => cpu::decode(codec, pages),
+            Self::Cpu => cpu::decode_at(codec, pages, positions, None),
             Self::Gpu => {
-                let bytes = decode_on(context(), codec, pages, Dtype::F32)?;
+                let bytes = decode_on(context(), codec, pages, positions, Dtype::F32)?;
                 Ok(bytemuck::pod_collect_to_vec(&bytes))
             }
         }
@@ -63,35 +77,47 @@ pub fn encode_on(
     context: &Context,
     codec: &Codec,
     data: Elements<'_>,
+    positions: &[u32],
     starts: &[u32],
 ) -> Result<Vec<u32>> {
     let layout = *codec.layout();
     let device = DeviceCodec::new(context, codec.clone())?;
     let rows = context.upload("data", data.bytes())?;
     let first = context.upload("starts", bytemuck::cast_slice(starts))?;
+    let places = context.upload("positions", bytemuck::cast_slice(positions))?;
     let out = context.create("pages", (starts.len() * layout.words() * 4) as u64)?;
     let readback = run_on(context, |rec| {
         let (rows, first) = (Slice::all(&rows), Slice::all(&first));
         let total = data.len() / layout.head_dim();
-        gpu::encode(rec, &device, rows, data.dtype(), total, first, starts.len(), (&out).into())?;
-        rec.read_back(Slice::all(&out))
+        let (places, out) = (Slice::all(&places), Slice::all(&out));
+        let count = starts.len();
+        gpu::encode_at(rec, &device, rows, data.dtype(), total, Some(places), first, count, out)?;
+        rec.read_back(out)
     })?;
     Ok(bytemuck::pod_collect_to_vec(&wait(readback)))
 }
 
-pub fn decode_on(context: &Context, codec: &Codec, pages: &[u32], dtype: Dtype) -> Result<Vec<u8>> {
+pub fn decode_on(
+    context: &Context,
+    codec: &Codec,
+    pages: &[u32],
+    positions: &[u32],
+    dtype: Dtype,
+) -> Result<Vec<u8>> {
     let layout = *codec.layout();
     let count = pages.len() / layout.words();
     let starts: Vec<u32> = (0..count).map(|p| (p * layout.chunk()) as u32).collect();
     let device = DeviceCodec::new(context, codec.clone())?;
     let packed = context.upload("pages", bytemuck::cast_slice(pages))?;
     let first = context.upload("starts", bytemuck::cast_slice(&starts))?;
+    let places = context.upload("positions", bytemuck::cast_slice(positions))?;
     let rows = count * layout.chunk();
     let out = context.create("rows", (rows * layout.head_dim() * dtype.bytes()) as u64)?;
     let readback = run_on(context, |rec| {
         let (packed, first) = (Slice::all(&packed), Slice::all(&first));
-        gpu::decode(rec, &device, packed, count, first, Slice::all(&out), dtype, rows)?;
-        rec.read_back(Slice::all(&out))
+        let (places, out) = (Some(Slice::all(&places)), Slice::all(&out));
+        gpu::decode_at(rec, &device, packed, count, places, first, out, dtype, rows)?;
+        rec.read_back(out)
     })?;
     Ok(wait(readback))
 }

@@ -2,7 +2,8 @@
 // Packs raw pages: keys or values of each into those of a packed page, and with `rows` > 0 the
 // positions too. Pages outside the slabs are ignored. Dispatched by src/cache/gpu/pack.rs; twin
 // src/cache/cpu/pack.rs.
-// One workgroup an entry (from, to). Needs element.wgsl, hadamard.wgsl and encode.wgsl of common.
+// One workgroup an entry (from, to). Needs element.wgsl, hadamard.wgsl, divide.wgsl, rope.wgsl and
+// encode.wgsl of common.
 
 struct Params {
     first: u32,
@@ -33,7 +34,13 @@ struct Params {
 @group(0) @binding(2) var<storage, read> data: array<u32>;
 // Centroids of 8, 4 or 2 channels, one after the other.
 @group(0) @binding(3) var<uniform> book: array<vec4<f32>, BOOK_FOURS>;
-@group(0) @binding(4) var<storage, read_write> pages: array<u32>;
+// The embedding.
+@group(0) @binding(4) var<uniform> rope: array<vec4<u32>, ROPE_FOURS>;
+@group(0) @binding(5) var<storage, read_write> pages: array<u32>;
+
+fn encode_position(place: u32) -> u32 {
+    return data[place];
+}
 
 @compute @workgroup_size(HADAMARD_LANES)
 fn main(
@@ -53,5 +60,6 @@ fn main(
         pages[write + params.to_positions + i] = data[read + params.from_positions + i];
     }
     let chunk = select(0u, params.chunk, live);
-    encode_chunk(lane, chunk, 2u * (read + params.from_side), write + params.to_side);
+    let places = read + params.from_positions;
+    encode_chunk(lane, chunk, 2u * (read + params.from_side), places, write + params.to_side);
 }

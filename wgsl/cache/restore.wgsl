@@ -3,8 +3,8 @@
 // dense tensor, which is taken as pages of one row. With `position_rows` > 0 positions are copied
 // too. Pages outside the slab and rows outside the result are ignored.
 // Dispatched by src/cache/gpu/restore.rs; twin src/cache/cpu/restore.rs.
-// One workgroup an entry (from, to, rows). Needs element.wgsl, page.wgsl, hadamard.wgsl and
-// decode.wgsl of common.
+// One workgroup an entry (from, to, rows). Needs element.wgsl, page.wgsl, hadamard.wgsl,
+// divide.wgsl, rope.wgsl and decode.wgsl of common.
 
 struct Params {
     first: u32,
@@ -37,7 +37,13 @@ struct Params {
 @group(0) @binding(2) var<storage, read> pages: array<u32>;
 // Centroids of 8, 4 or 2 channels, one after the other.
 @group(0) @binding(3) var<storage, read> book: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read_write> rows: array<u32>;
+// The embedding.
+@group(0) @binding(4) var<uniform> rope: array<vec4<u32>, ROPE_FOURS>;
+@group(0) @binding(5) var<storage, read_write> rows: array<u32>;
+
+fn decode_position(place: u32) -> u32 {
+    return pages[place];
+}
 
 @compute @workgroup_size(HADAMARD_LANES)
 fn main(
@@ -57,5 +63,6 @@ fn main(
     for (var i = lane; i < min(count, params.position_rows); i += HADAMARD_LANES) {
         rows[write + params.to_positions + i] = pages[read + params.from_positions + i];
     }
-    decode_chunk(lane, count, read + params.from_side, write + params.to_side);
+    let places = read + params.from_positions;
+    decode_chunk(lane, count, read + params.from_side, places, write + params.to_side);
 }

@@ -3,7 +3,8 @@
 // Twin: src/nsnquant/cpu/encode.rs, with the same order of sums.
 // It goes over the tokens twice, in batches that fill hadamard_data: for s1 and o, then for the rest.
 // A lane owns two pieces of a batch, `place` and `place + LANES`.
-// Needs element.wgsl, hadamard.wgsl and grid.wgsl, these bindings: `data` (read), `book` (uniform),
+// Needs element.wgsl, hadamard.wgsl, grid.wgsl, divide.wgsl and rope.wgsl, encode_position (place) -> u32
+// for the position of a token row, these bindings: `data` (read), `book` (uniform),
 // `pages` (written), `params` with dtype, chunk, sign_offset, s1_offset, s2_offset, o_offset,
 // grid_offset and scale, and the codec's constants (src/nsnquant/gpu/device.rs).
 
@@ -13,7 +14,12 @@ const MIN_SCALE: f32 = 1e-8;
 const HUGE: f32 = 1.2676506e30;
 const SHRINK: f32 = 9.313226e-10;
 const BELOW_FOUR: f32 = 3.9999998;
-const MAX_GAIN: f32 = 4.0;
+// Rows of unit books are shorter by sqrt(8).
+const MAX_GAIN: f32 = select(11.313709, 4.0, PLAIN == 1u);
+// Scales and means of 16 bits; of 4; first scales and means of 4 on linear grids.
+const FORM_HALF: u32 = 0u;
+const FORM_FOUR: u32 = 1u;
+const FORM_LINEAR: u32 = 2u;
 const GAIN_TOKEN: u32 = 0u;
 const GAIN_NORM: u32 = 2u;
 
@@ -99,14 +105,19 @@ fn load_piece(place: u32) -> Piece {
             hadamard_data[at + 1u],
             hadamard_data[at + 2u],
             hadamard_data[at + 3u],
-        ) * params.scale,
+        ),
         vec4<f32>(
             hadamard_data[at + 4u],
             hadamard_data[at + 5u],
             hadamard_data[at + 6u],
             hadamard_data[at + 7u],
-        ) * params.scale,
+        ),
     );
+}
+
+fn load_scaled(place: u32) -> Piece {
+    let piece = load_piece(place);
+    return Piece(piece.low * params.scale, piece.high * params.scale);
 }
 
 fn mean_piece(channel: u32) -> Piece {
@@ -124,6 +135,20 @@ fn mean_piece(channel: u32) -> Piece {
             wg_mean[channel + 7u],
         ),
     );
+}
+
+// Takes the mean, turned to each token's position, off the tokens of the batch, `row` being the place
+// of the first one's position. To be called by the whole workgroup; barriers must stand around it.
+fn take_turned_mean(lane: u32, row: u32, last: u32) {
+    for (var i = lane; i < BATCH * (HEAD_DIM / 2u); i += LANES) {
+        let token = batch_token(i >> 2u);
+        let pair = i - token * (HEAD_DIM / 2u);
+        let turn = rope_turn(pair, encode_position(row + min(token, last)));
+        let at = rope_channels(pair);
+        let mean = vec2<f32>(wg_mean[at.x], wg_mean[at.y]);
+        hadamard_data[token * HEAD_DIM + at.x] -= mean.x * turn.x - mean.y * turn.y;
+        hadamard_data[token * HEAD_DIM + at.y] -= mean.y * turn.x + mean.x * turn.y;
+    }
 }
 
 fn signs4(v: vec4<f32>) -> u32 {
@@ -377,15 +402,26 @@ fn quantise_scales(lane: u32, chunk: u32, plane: u32, word: u32) {
         high = max(high, key);
     }
     let both = ends(lane, low, high);
-    let grid = grid_of_scales(grid_unkey(both.x), grid_unkey(both.y));
-    let parts = grid_parts(grid);
+    let ends_of = vec2<f32>(grid_unkey(both.x), grid_unkey(both.y));
+    var grid = grid_of_scales(ends_of.x, ends_of.y);
+    var parts = grid_parts(grid);
+    if FORM == FORM_LINEAR {
+        grid = grid_of_linear_scales(ends_of.x, ends_of.y);
+        parts = grid_linear_parts(grid);
+    }
     for (var w = lane; 8u * w < chunk; w += LANES) {
         var codes = 0u;
         for (var i = 0u; i < 8u; i++) {
             let t = 8u * w + i;
             if t < chunk {
-                let code = grid_code(parts, grid_log(wg_scale[t]));
-                wg_scale[t] = grid_scale(parts, code);
+                var code = 0u;
+                if FORM == FORM_LINEAR {
+                    code = grid_code(parts, wg_scale[t]);
+                    wg_scale[t] = max(grid_value(parts, code), MIN_SCALE);
+                } else {
+                    code = grid_code(parts, grid_log(wg_scale[t]));
+                    wg_scale[t] = grid_scale(parts, code);
+                }
                 codes |= code << (4u * i);
             }
         }
@@ -426,6 +462,38 @@ fn quantise_mean(lane: u32, chunk: u32, plane: u32, word: u32) {
     workgroupBarrier();
 }
 
+// The same of the mean in groups of 32 channels, each by one lane.
+fn quantise_groups(lane: u32, chunk: u32, plane: u32, word: u32) {
+    for (var group = lane; 32u * group < HEAD_DIM; group += LANES) {
+        let first = 32u * group;
+        let end = min(first + 32u, HEAD_DIM);
+        var low = 0xffffffffu;
+        var high = 0u;
+        for (var c = first; c < end; c++) {
+            let key = grid_key(wg_mean[c]);
+            low = min(low, key);
+            high = max(high, key);
+        }
+        let grid = grid_spanning(grid_unkey(low), grid_unkey(high));
+        let parts = grid_parts(grid);
+        for (var eight = first; eight < end; eight += 8u) {
+            var codes = 0u;
+            for (var i = 0u; i < 8u; i++) {
+                let code = grid_code(parts, wg_mean[eight + i]);
+                wg_mean[eight + i] = grid_value(parts, code);
+                codes |= code << (4u * i);
+            }
+            if chunk > 0u {
+                pages[plane + (eight >> 3u)] = codes;
+            }
+        }
+        if chunk > 0u {
+            pages[word + group] = grid;
+        }
+    }
+    workgroupBarrier();
+}
+
 // Transforms the mean, or transforms it back. To be called by the whole workgroup.
 fn turn_mean(lane: u32, back: bool) {
     for (var i = lane; i < HADAMARD_VALUES; i += LANES) {
@@ -442,9 +510,28 @@ fn turn_mean(lane: u32, back: bool) {
     workgroupBarrier();
 }
 
-// Adds the tokens of a batch, divided by their scales, to the mean. To be called by the whole
-// workgroup.
-fn add_means(lane: u32, a: Piece, b: Piece, s1: vec2<f32>, inside: vec2<bool>, count: u32) {
+// Value `channel` of a token of the batch, turned back from its position.
+fn still_value(t: u32, channel: u32, row: u32) -> f32 {
+    let value = hadamard_data[t * HEAD_DIM + channel];
+    if ROPE == 0u {
+        return value;
+    }
+    let place = rope_place(channel);
+    let turn = rope_turn(place.pair, encode_position(row + t));
+    return rope_back(place, turn, value, hadamard_data[t * HEAD_DIM + place.other]);
+}
+
+// Adds the tokens of a batch, divided by their scales, to the mean; `row` is the place of the first
+// one's position. To be called by the whole workgroup.
+fn add_means(
+    lane: u32,
+    a: Piece,
+    b: Piece,
+    s1: vec2<f32>,
+    inside: vec2<bool>,
+    count: u32,
+    row: u32,
+) {
     let place = vec2<u32>(lane, lane + LANES);
     if inside.x {
         store_piece(place.x, divide_piece(a, s1.x));
@@ -456,7 +543,7 @@ fn add_means(lane: u32, a: Piece, b: Piece, s1: vec2<f32>, inside: vec2<bool>, c
     for (var c = lane; c < HEAD_DIM; c += LANES) {
         var sum = wg_mean[c];
         for (var t = 0u; t < count; t++) {
-            sum += hadamard_data[t * HEAD_DIM + c];
+            sum += still_value(t, c, row);
         }
         wg_mean[c] = sum;
     }
@@ -500,9 +587,10 @@ fn write_codes(out: u32, at: u32, group: u32) {
     }
 }
 
-// Packs `chunk` tokens, whose elements start at `base` of `data`, into the page at word `out`; all of
-// params.chunk, or none. To be called by the whole workgroup.
-fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
+// Packs `chunk` tokens, whose elements start at `base` of `data` and whose positions are those from
+// place `row` on, into the page at word `out`; all of params.chunk, or none. To be called by the whole
+// workgroup.
+fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32) {
     let place = vec2<u32>(lane, lane + LANES);
     let token = vec2<u32>(batch_token(place.x), batch_token(place.y));
     let channel = (place - token * PIECES) * 8u;
@@ -538,13 +626,13 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
             }
         }
         workgroupBarrier();
-        if FOUR == 0u {
+        if FORM == FORM_HALF {
             let at = min(first + token, vec2<u32>(last));
             let s1 = vec2<f32>(wg_scale[at.x], wg_scale[at.y]);
-            add_means(lane, a, b, s1, inside, min(BATCH, chunk - first));
+            add_means(lane, a, b, s1, inside, min(BATCH, chunk - first), row + first);
         }
     }
-    if FOUR == 1u {
+    if FORM != FORM_HALF {
         // Scales of 4 bits depend on the whole chunk, so the tokens are read once more.
         quantise_scales(lane, chunk, out + params.s1_offset, out + params.grid_offset);
         for (var first = 0u; first < chunk; first += BATCH) {
@@ -554,7 +642,7 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
             let s1 = vec2<f32>(wg_scale[at.x], wg_scale[at.y]);
             let a = read_piece(index.x, live.x);
             let b = read_piece(index.y, live.y);
-            add_means(lane, a, b, s1, inside, min(BATCH, chunk - first));
+            add_means(lane, a, b, s1, inside, min(BATCH, chunk - first), row + first);
         }
     }
 
@@ -565,7 +653,9 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
     if TURNED == 1u {
         turn_mean(lane, false);
     }
-    if FOUR == 1u {
+    if FORM == FORM_LINEAR {
+        quantise_groups(lane, chunk, out + params.o_offset, out + params.grid_offset + 1u);
+    } else if FORM == FORM_FOUR {
         quantise_mean(lane, chunk, out + params.o_offset, out + params.grid_offset + 2u);
     } else {
         for (var pair = lane; pair < HEAD_DIM / 2u; pair += LANES) {
@@ -586,10 +676,28 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
         let index = base + (first + token) * HEAD_DIM + channel;
         var a = divide_piece(read_piece(index.x, live.x), wg_scale[min(first + token.x, last)]);
         var b = divide_piece(read_piece(index.y, live.y), wg_scale[min(first + token.y, last)]);
-        let mean_a = mean_piece(channel.x);
-        let mean_b = mean_piece(channel.y);
-        a = Piece(a.low - mean_a.low, a.high - mean_a.high);
-        b = Piece(b.low - mean_b.low, b.high - mean_b.high);
+        if ROPE == 1u {
+            if inside.x {
+                store_piece(place.x, a);
+            }
+            if inside.y {
+                store_piece(place.y, b);
+            }
+            workgroupBarrier();
+            take_turned_mean(lane, row + first, last - first);
+            workgroupBarrier();
+            if inside.x {
+                a = load_piece(place.x);
+            }
+            if inside.y {
+                b = load_piece(place.y);
+            }
+        } else {
+            let mean_a = mean_piece(channel.x);
+            let mean_b = mean_piece(channel.y);
+            a = Piece(a.low - mean_a.low, a.high - mean_a.high);
+            b = Piece(b.low - mean_b.low, b.high - mean_b.high);
+        }
         wg_piece[place.x] = bitcast<u32>(square_sum(a));
         wg_piece[place.y] = bitcast<u32>(square_sum(b));
         workgroupBarrier();
@@ -607,10 +715,10 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
         }
         hadamard_forward(lane);
         if inside.x {
-            a = load_piece(place.x);
+            a = load_scaled(place.x);
         }
         if inside.y {
-            b = load_piece(place.y);
+            b = load_scaled(place.y);
         }
         let target_a = target_of(a);
         let target_b = target_of(b);
@@ -645,7 +753,7 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
         for (var group = lane; group < BATCH * PIECES / 4u; group += LANES) {
             write_codes(out, (first >> 2u) * PIECES * CODE_BYTES, group);
         }
-        if FOUR == 1u {
+        if FORM == FORM_FOUR {
             // The first scales of these tokens are no longer needed.
             for (var t = lane; t < min(BATCH, chunk - first); t += LANES) {
                 wg_scale[first + t] = bitcast<f32>(wg_token[t]);
@@ -660,14 +768,16 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
                     let s2_low = element_half(wg_token[2u * pair]);
                     let s2_high = element_half(wg_token[2u * pair + 1u]);
                     let at = out + (low >> 1u);
-                    pages[at + params.s1_offset] = s1_low | select(0u, s1_high << 16u, both);
+                    if FORM == FORM_HALF {
+                        pages[at + params.s1_offset] = s1_low | select(0u, s1_high << 16u, both);
+                    }
                     pages[at + params.s2_offset] = s2_low | select(0u, s2_high << 16u, both);
                 }
             }
         }
         workgroupBarrier();
     }
-    if FOUR == 1u {
+    if FORM == FORM_FOUR {
         quantise_scales(lane, chunk, out + params.s2_offset, out + params.grid_offset + 1u);
     }
 }

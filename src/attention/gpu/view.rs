@@ -48,7 +48,8 @@ pub struct DevicePackedView<'a> {
     pub key_pages: Slice<'a>,
     /// Value pages `[pages, words]`.
     pub value_pages: Slice<'a>,
-    /// u32, positions of the tokens `[pages, chunk]`; needed where attention is causal.
+    /// u32, positions of the tokens `[pages, chunk]`; needed where attention is causal or the key
+    /// codec knows a rotary embedding.
     pub page_positions: Option<Slice<'a>>,
 }
 
@@ -102,7 +103,8 @@ impl DeviceCacheView<'_> {
         holds("key_pages", packed.key_pages, 4, words)?;
         let words = packed.pages.saturating_mul(values.layout().words());
         holds("value_pages", packed.value_pages, 4, words)?;
-        positions("page_positions", packed.page_positions, tokens, causal)
+        let needed = causal || keys.rope().is_some();
+        positions("page_positions", packed.page_positions, tokens, needed)
     }
 }
 
@@ -126,11 +128,11 @@ fn positions(
     argument: &'static str,
     slice: Option<Slice<'_>>,
     expected: usize,
-    causal: bool,
+    needed: bool,
 ) -> Result<()> {
     match slice {
-        Some(slice) if causal => holds(argument, slice, 4, expected),
-        None if causal => length(argument, 0, expected),
+        Some(slice) if needed => holds(argument, slice, 4, expected),
+        None if needed => length(argument, 0, expected),
         _ => Ok(()),
     }
 }

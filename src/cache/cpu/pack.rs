@@ -29,13 +29,14 @@ pub fn pack(
     });
     let tasks: Vec<_> = known.collect();
     let pages = parallel::map(tasks, |(to, page)| -> Result<_> {
+        let first = part(layout, PageClass::Raw, 2);
+        let positions = &page[first..first + chunk];
         let mut sides = [Vec::new(), Vec::new()];
         for (side, codec) in codecs.iter().enumerate() {
             let data = raw_rows(layout, PageClass::Raw, page, side, chunk, raw);
-            sides[side] = cpu::encode(codec, data, &[0])?;
+            sides[side] = cpu::encode_at(codec, data, positions, &[0], None)?;
         }
-        let first = part(layout, PageClass::Raw, 2);
-        Ok((to, sides, &page[first..first + chunk]))
+        Ok((to, sides, positions))
     });
     for done in pages {
         let (number, sides, positions) = done?;

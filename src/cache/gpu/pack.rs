@@ -61,6 +61,8 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
         include_str!("../../../wgsl/common/encode.wgsl"),
         include_str!("../../../wgsl/cache/pack.wgsl"),
     ),
@@ -68,6 +70,7 @@ static KERNEL: Kernel = Kernel {
         Binding::Read("list"),
         Binding::Read("data"),
         Binding::Constant("book"),
+        Binding::Constant("rope"),
         Binding::Write("pages"),
     ],
     params: PackParams::LAYOUT,
@@ -131,7 +134,7 @@ pub fn record(
             grid_offset: packed.grid_offset() as u32,
             scale: codec.codec().hadamard().scale(),
         };
-        let slices = [list.words, from.words, Slice::all(codec.book()), to.words];
+        let slices = [list.words, from.words, Slice::all(codec.book()), codec.rope(), to.words];
         let groups = Groups(list.count.into());
         rec.dispatch(&KERNEL, &encode_variant(codec), &params, &slices, groups)?;
     }

@@ -561,6 +561,7 @@ impl PagedCache {
             layout,
             raw: self.pool.config().raw,
             codebook: self.codebook.as_ref(),
+            keys: self.codecs.as_ref().map(|[keys, _]| keys),
             tables: &uploaded,
             slabs: PageClass::ALL.map(|class| self.slabs.of(class, layer)),
         };

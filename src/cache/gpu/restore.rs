@@ -66,6 +66,8 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/page.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
         include_str!("../../../wgsl/common/decode.wgsl"),
         include_str!("../../../wgsl/cache/restore.wgsl"),
     ),
@@ -73,6 +75,7 @@ static KERNEL: Kernel = Kernel {
         Binding::Read("list"),
         Binding::Read("pages"),
         Binding::Read("book"),
+        Binding::Constant("rope"),
         Binding::Write("rows"),
     ],
     params: RestoreParams::LAYOUT,
@@ -208,7 +211,7 @@ fn dispatch(
 ) -> Result<()> {
     list.check(3)?;
     from.check("pages", layout)?;
-    let slices = [list.words, from.words, Slice::all(codec.book()), to];
+    let slices = [list.words, from.words, Slice::all(codec.book()), codec.rope(), to];
     let groups = Groups(list.count.into());
     rec.dispatch(&KERNEL, &decode_variant(codec), &params, &slices, groups)
 }

@@ -4,5 +4,5 @@
 mod decode;
 mod encode;
 
-pub use decode::{decode, decode_page, decode_scaled};
-pub use encode::{Analysis, analyse, encode, encode_scaled};
+pub use decode::{decode, decode_at, decode_page, decode_scaled};
+pub use encode::{Analysis, analyse, encode, encode_at, encode_scaled};

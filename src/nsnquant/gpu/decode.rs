@@ -14,6 +14,8 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/page.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
         include_str!("../../../wgsl/common/decode.wgsl"),
         include_str!("../../../wgsl/nsnquant/decode.wgsl"),
     ),
@@ -21,6 +23,8 @@ static KERNEL: Kernel = Kernel {
         Binding::Read("pages"),
         Binding::Read("starts"),
         Binding::Read("book"),
+        Binding::Read("positions"),
+        Binding::Constant("rope"),
         Binding::Write("rows"),
     ],
     params: DecodeParams::LAYOUT,
@@ -63,11 +67,32 @@ pub fn decode(
     dtype: Dtype,
     total_rows: usize,
 ) -> Result<()> {
+    decode_at(rec, codec, pages, page_count, None, starts, out, dtype, total_rows)
+}
+
+/// As [`decode`], with the positions of the tokens of each page, u32 `[page_count, chunk]`, to which a
+/// codec with a rotary embedding turns their mean.
+///
+/// # Errors
+/// As [`decode`]; [`crate::Error::Length`] for positions that are too few, or missing where the codec
+/// has an embedding.
+pub fn decode_at(
+    rec: &mut Recorder<'_>,
+    codec: &DeviceCodec,
+    pages: Slice<'_>,
+    page_count: usize,
+    positions: Option<Slice<'_>>,
+    starts: Slice<'_>,
+    out: Slice<'_>,
+    dtype: Dtype,
+    total_rows: usize,
+) -> Result<()> {
     let layout = codec.layout();
     let rows = ("out", out, dtype, total_rows);
     let Some(extent) = device::extent(layout, rows, starts, ("pages", pages, page_count))? else {
         return Ok(());
     };
+    let positions = device::positions(codec, positions, page_count * layout.chunk(), starts)?;
     let hadamard = codec.codec().hadamard();
     let params = DecodeParams {
         pages: extent.pages,
@@ -87,7 +112,7 @@ pub fn decode(
         &KERNEL,
         &variant(codec.codec()),
         &params,
-        &[pages, starts, Slice::all(codec.book()), out],
+        &[pages, starts, Slice::all(codec.book()), positions, codec.rope(), out],
         Groups(page_count as u64),
     )
 }

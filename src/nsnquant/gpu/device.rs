@@ -6,6 +6,7 @@ use crate::layout::{Bits, Family, Gain, MeanDomain, Metadata, PIECE, PageLayout,
 use crate::nsnquant::codebook::Codebook;
 use crate::nsnquant::codec::Codec;
 use crate::nsnquant::hadamard::Hadamard;
+use crate::nsnquant::rope::{Pairing, Rope};
 use crate::shape::{Dtype, MAX_HEAD_DIM, check_head_dim};
 
 /// Invocations of a workgroup.
@@ -18,6 +19,7 @@ const BATCH_PIECES: usize = 2 * LANES as usize;
 pub struct DeviceCodec {
     codec: Codec,
     book: wgpu::Buffer,
+    rope: wgpu::Buffer,
 }
 
 impl DeviceCodec {
@@ -28,7 +30,9 @@ impl DeviceCodec {
     pub fn new(context: &Context, codec: Codec) -> Result<Self> {
         let rows = codec.book().values();
         let book = context.upload_constant("wgkv codebook", bytemuck::cast_slice(rows))?;
-        Ok(Self { codec, book })
+        let words = Rope::words(codec.rope(), codec.layout().head_dim());
+        let rope = context.upload_constant("wgkv rope", bytemuck::cast_slice(&words))?;
+        Ok(Self { codec, book, rope })
     }
 
     /// The codec.
@@ -39,6 +43,11 @@ impl DeviceCodec {
     /// Shape of a page.
     pub fn layout(&self) -> &PageLayout {
         self.codec.layout()
+    }
+
+    /// The codec's rotary embedding as kernels bind it, also where there is none.
+    pub(crate) fn rope(&self) -> Slice<'_> {
+        Slice::all(&self.rope)
     }
 
     /// The codec's book on the device, f32, row by row.
@@ -113,6 +122,11 @@ pub fn hadamard_constants(
     ]
 }
 
+/// Groups of four words of [`Rope::words`].
+pub(crate) fn rope_fours(head_dim: usize) -> u32 {
+    head_dim as u32 / 4 + 1
+}
+
 /// Constants of both stages.
 pub(super) fn constants(codec: &Codec) -> Vec<(&'static str, u32)> {
     let (layout, scheme) = (codec.layout(), codec.scheme());
@@ -125,8 +139,15 @@ pub(super) fn constants(codec: &Codec) -> Vec<(&'static str, u32)> {
         Gain::Unbiased => 1,
         Gain::NormPreserving => 2,
     };
+    let form = match scheme.metadata {
+        Metadata::Half => 0,
+        Metadata::Four => 1,
+        Metadata::Linear => 2,
+    };
     let flag = |set| u32::from(set);
     constants.extend([
+        ("ROPE", flag(codec.rope().is_some())),
+        ("ROPE_FOURS", rope_fours(layout.head_dim())),
         ("HEAD_DIM", layout.head_dim() as u32),
         ("PIECES", pieces as u32),
         ("PIECES_MAGIC", 65536u32.div_ceil(pieces as u32)),
@@ -140,7 +161,7 @@ pub(super) fn constants(codec: &Codec) -> Vec<(&'static str, u32)> {
         ("CODE_BYTES", (PIECE / layout.width() * layout.index_bits() / 8) as u32),
         ("SIGNS", flag(layout.signs())),
         ("PLAIN", flag(scheme.family == Family::Plain)),
-        ("FOUR", flag(scheme.metadata == Metadata::Four)),
+        ("FORM", form),
         ("TURNED", flag(scheme.mean == MeanDomain::Hadamard)),
         ("GAIN", gain),
     ]);
@@ -148,36 +169,61 @@ pub(super) fn constants(codec: &Codec) -> Vec<(&'static str, u32)> {
 }
 
 /// Variants at chunks of `chunk` tokens, as `variant` makes them: of every head dimension for the
-/// rates of [`Profile::Compat`]; of [`Profile::Tuned`] and with other choices for head dimensions of
-/// every kind.
+/// rates of [`Profile::Compat`]; of the other profiles, with a rotary embedding and with other choices
+/// for head dimensions of every kind.
 pub(super) fn covering(chunk: usize, variant: impl Fn(&Codec) -> Variant) -> Vec<Variant> {
     let codebook = Codebook::builtin();
     let mut variants = Vec::new();
-    let mut add = |dim, scheme| {
+    let mut add = |dim, scheme, rope: bool| {
         let codec = Codec::with("data", dim, scheme, chunk, codebook.clone());
+        let rope = if rope { Rope::new(Pairing::Halves, &[1.0]).ok() } else { None };
+        let codec = codec.and_then(|codec| codec.with_rope(rope));
         variants.extend(codec.ok().as_ref().map(&variant));
     };
     for dim in (8..=MAX_HEAD_DIM).filter(|dim| check_head_dim("head_dim", *dim).is_ok()) {
         for bits in [Bits::One, Bits::Two] {
-            add(dim, Profile::Compat.scheme(bits));
+            add(dim, Profile::Compat.scheme(bits), false);
         }
         if [8, 64, 80, 128, 448, 512].contains(&dim) {
             for bits in Bits::ALL {
-                add(dim, Profile::Tuned.scheme(bits));
+                add(dim, Profile::Tuned.scheme(bits), false);
+                add(dim, Profile::Tuned.scheme(bits), true);
+            }
+            for bits in [Bits::One, Bits::Two] {
+                add(dim, Profile::Paper.scheme(bits), true);
+                add(dim, Profile::Paper.scheme(bits), false);
             }
         }
     }
     let mut mixed = Profile::Compat.scheme(Bits::Two);
     mixed.metadata = Metadata::Four;
     mixed.signs = Some(1);
-    add(64, mixed);
+    add(64, mixed, false);
     mixed.bits = Bits::Three;
     mixed.family = Family::Plain;
     mixed.metadata = Metadata::Half;
     mixed.gain = Gain::Unbiased;
     mixed.mean = MeanDomain::Hadamard;
-    add(96, mixed);
+    add(96, mixed, false);
     variants
+}
+
+/// What kernels bind as the positions of `rows` rows; something else that is only read where the codec
+/// has no rotary embedding.
+pub(super) fn positions<'a>(
+    codec: &DeviceCodec,
+    positions: Option<Slice<'a>>,
+    rows: usize,
+    unread: Slice<'a>,
+) -> Result<Slice<'a>> {
+    if codec.codec().rope().is_none() {
+        return Ok(unread);
+    }
+    let got = positions.map_or(0, |slice| (slice.size / 4) as usize);
+    match positions {
+        Some(slice) if got >= rows => Ok(slice),
+        _ => Err(Error::Length { argument: "positions", got, expected: rows }),
+    }
 }
 
 /// What a call has checked of its token rows and pages.

@@ -14,6 +14,8 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
         include_str!("../../../wgsl/common/encode.wgsl"),
         include_str!("../../../wgsl/nsnquant/encode.wgsl"),
     ),
@@ -21,6 +23,8 @@ static KERNEL: Kernel = Kernel {
         Binding::Read("data"),
         Binding::Read("starts"),
         Binding::Constant("book"),
+        Binding::Read("positions"),
+        Binding::Constant("rope"),
         Binding::Write("pages"),
     ],
     params: EncodeParams::LAYOUT,
@@ -66,11 +70,32 @@ pub fn encode(
     pages: usize,
     out: Slice<'_>,
 ) -> Result<()> {
+    encode_at(rec, codec, data, dtype, total_rows, None, starts, pages, out)
+}
+
+/// As [`encode`], with the positions of the token rows, u32 `[total_rows]`, from which a codec with a
+/// rotary embedding turns them back.
+///
+/// # Errors
+/// As [`encode`]; [`crate::Error::Length`] for positions that are too few, or missing where the codec
+/// has an embedding.
+pub fn encode_at(
+    rec: &mut Recorder<'_>,
+    codec: &DeviceCodec,
+    data: Slice<'_>,
+    dtype: Dtype,
+    total_rows: usize,
+    positions: Option<Slice<'_>>,
+    starts: Slice<'_>,
+    pages: usize,
+    out: Slice<'_>,
+) -> Result<()> {
     let layout = codec.layout();
     let rows = ("data", data, dtype, total_rows);
     let Some(extent) = device::extent(layout, rows, starts, ("out", out, pages))? else {
         return Ok(());
     };
+    let positions = device::positions(codec, positions, total_rows, starts)?;
     let hadamard = codec.codec().hadamard();
     let params = EncodeParams {
         pages: extent.pages,
@@ -89,7 +114,7 @@ pub fn encode(
         &KERNEL,
         &variant(codec.codec()),
         &params,
-        &[data, starts, Slice::all(codec.book()), out],
+        &[data, starts, Slice::all(codec.book()), positions, codec.rope(), out],
         Groups(pages as u64),
     )
 }

@@ -5,7 +5,8 @@ mod device;
 mod encode;
 
 pub(crate) use decode::variant_for as decode_variant;
-pub use decode::{decode, kernel as decode_kernel, variants as decode_variants};
+pub use decode::{decode, decode_at, kernel as decode_kernel, variants as decode_variants};
+pub(crate) use device::rope_fours;
 pub use device::{DeviceCodebook, DeviceCodec, hadamard_constants};
 pub(crate) use encode::variant_for as encode_variant;
-pub use encode::{encode, kernel as encode_kernel, variants as encode_variants};
+pub use encode::{encode, encode_at, kernel as encode_kernel, variants as encode_variants};
