@@ -320,7 +320,7 @@ fn scale_ends(scales: &[f64]) -> (f64, f64) {
 fn linear_ends(scales: &[f64]) -> (f64, f64) {
     let top = scales.iter().fold(0.0, |a: f64, s| a.max(*s)).min(1.5e38);
     let low = scales.iter().fold(f64::INFINITY, |a, s| a.min(*s));
-    (low.max(top / 32.0), top)
+    (low.clamp(top / 32.0, top), top)
 }
 
 /// Spacing of stored scales.
@@ -328,11 +328,13 @@ fn scale_spacing(scale: f64) -> f64 {
     if scale < 65520.0 { spacing(scale) } else { scale / 128.0 }
 }
 
-/// As [`grid_fault`], of a linear grid of scales.
+/// As [`grid_fault`], of a linear grid of scales; a step may be as far off as the rounding of the
+/// scales makes it where these are nearly equal.
 fn linear_fault(grid: (f64, f64), low: f64, high: f64) -> f64 {
     let step = ((high - grid.0) / 15.0).max(0.0);
     let lows = (grid.0 - low).abs() / scale_spacing(low);
-    lows.max((grid.1 - step).abs() / scale_spacing(step)) - 1.0
+    let apart = (grid.1 - step).abs() - high * 2f64.powi(-22) / 15.0;
+    lows.max(apart / scale_spacing(step)) - 1.0
 }
 
 /// Holds a page against the rows `x` `[r, d]` that it stands for.

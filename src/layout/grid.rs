@@ -57,7 +57,7 @@ impl Grid {
     /// and `high / LINEAR_RANGE` on. Its numbers are stored by [`encode_scale`](super::encode_scale).
     pub fn of_linear_scales(low: f32, high: f32) -> Self {
         let high = high.min(MAX_LINEAR);
-        let low = super::encode_scale(low.max(high / LINEAR_RANGE));
+        let low = super::encode_scale(low.clamp(high / LINEAR_RANGE, high));
         let step = ((high - super::decode_scale(low)) / TOP).max(0.0);
         Self { low, step: super::encode_scale(step) }
     }

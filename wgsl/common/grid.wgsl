@@ -88,7 +88,7 @@ fn grid_linear_parts(word: u32) -> vec2<f32> {
 // The word of the linear grid of scales between `low` and `high`, both at least 0.
 fn grid_of_linear_scales(low: f32, high: f32) -> u32 {
     let top = min(high, GRID_MAX_LINEAR);
-    let first = element_encode_scale(max(low, top / GRID_LINEAR_RANGE));
+    let first = element_encode_scale(clamp(low, top / GRID_LINEAR_RANGE, top));
     let step = max((top - grid_linear(first, GRID_LOW_LIMIT)) / GRID_TOP, 0.0);
     return first | (element_encode_scale(step) << 16u);
 }
