@@ -190,7 +190,7 @@ fn turns(angle: f32) -> u64 {
     let mantissa = u128::from(bits & 0x7f_ffff | if bits >> 23 & 255 > 0 { 1 << 23 } else { 0 });
     let [high, low] = TURNS_OF_RADIAN.map(u128::from);
     // The angle is mantissa * 2^(exponent - 150), with an exponent below 150.
-    let product = mantissa * high + (mantissa * low >> 64);
+    let product = mantissa * high + ((mantissa * low) >> 64);
     let turns = product.checked_shr(150 - exponent).unwrap_or(0) as u64;
     if angle < 0.0 { turns.wrapping_neg() } else { turns }
 }
