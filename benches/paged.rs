@@ -91,6 +91,7 @@ fn main() {
     let Some((context, sizes)) = context() else { return };
     let config = PoolConfig {
         profile: Default::default(),
+        rope: None,
         layers: sizes.layers,
         heads: HEADS,
         head_dim_k: HEAD_DIM,

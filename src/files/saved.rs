@@ -20,7 +20,9 @@
 //!
 //! The metadata hold `format`, `version`, the shape of the pool (`layers`, `heads`, `head_dim_k`,
 //! `head_dim_v`, `profile`, `k_bits`, `v_bits`, `chunk`, `sinks`, `raw`), `codebook` (XXH3-128 of the
-//! books of keys and values, or `none` where nothing is packed) and `checksum`: XXH3-128 of the whole file, in which the 32 digits
+//! books of keys and values, or `none` where nothing is packed), where keys have a rotary embedding
+//! that packed pages take off `rope` (its pairing, then each inverse frequency as the 8 hexadecimal
+//! digits of an f32), and `checksum`: XXH3-128 of the whole file, in which the 32 digits
 //! of the checksum itself count as `0`.
 //!
 //! Rows of a page that no sequence of the file holds are written as zeros: what other sequences left
@@ -48,6 +50,8 @@ const FORMAT: &str = "wgkv-sequences";
 /// The version that is written and read.
 const VERSION: &str = "1";
 const CHECKSUM: &str = "checksum";
+const ROPE: &str = "rope";
+const NO_ROPE: &str = "none";
 const NO_CHECKSUM: &str = "00000000000000000000000000000000";
 
 /// Sequences on their way from a pool into a file or from a file into a pool: the tables and the
@@ -63,7 +67,7 @@ pub struct Saved<'a> {
 }
 
 /// What a pool must have in common with a file, as the metadata say it.
-fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 11] {
+fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 12] {
     let bits = |bits: Option<Bits>| bits.map_or("none".into(), |bits| bits.get().to_string());
     let codebook = match config.bits {
         Some((keys, values)) => {
@@ -89,7 +93,23 @@ fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String)
         ("sinks", config.sinks.to_string()),
         ("raw", config.raw.name().into()),
         ("codebook", codebook),
+        (ROPE, rope_text(config)),
     ]
+}
+
+/// The rotary embedding that packed pages take off.
+fn rope_text(config: &PoolConfig) -> String {
+    let Some(rope) = config.rope.as_ref().filter(|_| config.bits.is_some()) else {
+        return NO_ROPE.into();
+    };
+    let digits = rope.frequencies().iter().map(|f| format!(" {:08x}", f.to_bits()));
+    digits.fold(rope.pairing().name().to_owned(), |text, digits| text + &digits)
+}
+
+/// What the metadata say; a file without an embedding does not speak of it.
+fn said(shape: [(&'static str, String); 12]) -> BTreeMap<String, String> {
+    let spoken = |(key, value): &(&str, String)| *key != ROPE || value != NO_ROPE;
+    shape.into_iter().filter(spoken).map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 fn digits(hash: u128) -> String {
@@ -142,8 +162,7 @@ impl<'a> Saved<'a> {
                 }
             }
         }
-        let shape = shape_of(config, codebook).map(|(key, value)| (key.to_owned(), value));
-        let metadata = BTreeMap::from(shape);
+        let metadata = said(shape_of(config, codebook));
         let words = PageClass::ALL.map(|class| layout.words(class));
         Ok(Self { snapshot, pages, words, heads: config.heads, metadata })
     }
@@ -310,7 +329,7 @@ impl<'a> Saved<'a> {
         }
         let snapshot = tables::snapshot(lists, counts, config.layers, config.heads)?;
         pool.check_snapshot(&snapshot)?;
-        let metadata = shape.map(|(key, value)| (key.to_owned(), value)).into();
+        let metadata = said(shape);
         let words = PageClass::ALL.map(|class| layout.words(class));
         let saved = Self { snapshot, pages, words, heads: config.heads, metadata };
         for layer in 0..config.layers {
@@ -375,6 +394,10 @@ fn check_shape(header: &Header, shape: &[(&'static str, String)]) -> Result<()> 
     for (key, expected) in shape {
         match header.metadata.get(*key) {
             Some(got) if got == expected => {}
+            None if *key == ROPE && expected == NO_ROPE => {}
+            Some(_) | None if *key == ROPE => {
+                return Err(refuse("has keys of another rotary embedding than the pool"));
+            }
             Some(got) => {
                 let got = shown(got);
                 return Err(refuse(format!("has {key} {got}, the pool has {expected}")));

@@ -75,6 +75,7 @@ impl Stream {
 pub fn config(stream: &Stream, chunk: usize, sinks: usize, recent: usize) -> CacheConfig {
     CacheConfig {
         profile: Default::default(),
+        rope: None,
         rows: stream.rows,
         head_dim_k: stream.dims[0],
         head_dim_v: stream.dims[1],

@@ -491,6 +491,7 @@ fn config() -> impl Strategy<Value = PoolConfig> {
         |(bits, chunk, sinks, recent, slab, budget)| {
             let mut config = PoolConfig {
                 profile: Default::default(),
+                rope: None,
                 layers: 2,
                 heads: 2,
                 head_dim_k: 16,

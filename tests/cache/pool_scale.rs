@@ -16,6 +16,7 @@ const GROUPS: u64 = 65_535;
 fn config(layers: usize) -> PoolConfig {
     PoolConfig {
         profile: Default::default(),
+        rope: None,
         layers,
         heads: HEADS,
         head_dim_k: 128,

@@ -13,6 +13,7 @@ use crate::pool_model::Row;
 pub fn config() -> PoolConfig {
     PoolConfig {
         profile: Default::default(),
+        rope: None,
         layers: 2,
         heads: 2,
         head_dim_k: 64,

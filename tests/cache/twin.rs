@@ -21,6 +21,7 @@ use crate::support;
 pub fn config() -> PoolConfig {
     PoolConfig {
         profile: Default::default(),
+        rope: None,
         layers: 2,
         heads: 2,
         head_dim_k: 64,

@@ -232,6 +232,7 @@ pub fn saved_sequences() -> Vec<u8> {
     use wgkv::layout::pool::PageClass;
     let config = PoolConfig {
         profile: Default::default(),
+        rope: None,
         layers: 1,
         heads: 1,
         head_dim_k: 8,

@@ -16,6 +16,7 @@ use crate::world::{Finish, World, tell};
 pub fn config() -> PoolConfig {
     PoolConfig {
         profile: Default::default(),
+        rope: None,
         layers: 2,
         heads: 2,
         head_dim_k: 16,

@@ -164,6 +164,7 @@ fn config() -> impl Strategy<Value = PoolConfig> {
             let (chunk, sinks, recent) = rows;
             let mut config = PoolConfig {
                 profile: Default::default(),
+                rope: None,
                 layers,
                 heads,
                 head_dim_k,

@@ -58,6 +58,7 @@ impl<'a> Engine<'a> {
     pub fn new(context: &'a Context, model: Model) -> Answer<Self> {
         let config = PoolConfig {
             profile: Default::default(),
+            rope: None,
             layers: model.layers,
             heads: model.kv_heads,
             head_dim_k: model.head_dim,

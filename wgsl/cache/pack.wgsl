@@ -2,8 +2,8 @@
 // Packs raw pages: keys or values of each into those of a packed page, and with `rows` > 0 the
 // positions too. Pages outside the slabs are ignored. Dispatched by src/cache/gpu/pack.rs; twin
 // src/cache/cpu/pack.rs.
-// One workgroup an entry (from, to). Needs element.wgsl, hadamard.wgsl, divide.wgsl, rope.wgsl and
-// encode.wgsl of common.
+// One workgroup an entry (from, to). Needs element.wgsl, hadamard.wgsl, divide.wgsl, rope.wgsl,
+// nearest.wgsl and encode.wgsl of common.
 
 struct Params {
     first: u32,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Packs chunks of token rows [total_rows, d] into pages, as wgsl/common/encode.wgsl does one. Dispatched
 // by src/nsnquant/gpu/encode.rs; twin: src/nsnquant/cpu/encode.rs.
-// One workgroup a page. Needs element.wgsl, hadamard.wgsl, divide.wgsl, rope.wgsl and encode.wgsl of
-// common.
+// One workgroup a page. Needs element.wgsl, hadamard.wgsl, divide.wgsl, rope.wgsl, nearest.wgsl
+// and encode.wgsl of common.
 
 struct Params {
     pages: u32,

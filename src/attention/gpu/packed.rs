@@ -36,7 +36,7 @@ pub(super) static KERNEL: Kernel = Kernel {
 
 /// The same for keys that have a rotary embedding.
 pub(super) static ROPE_KERNEL: Kernel = Kernel {
-    name: "attention/packed",
+    name: "attention/packed+rope",
     source: concat!(
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/page.wgsl"),

@@ -63,6 +63,7 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/grid.wgsl"),
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/rope.wgsl"),
+        include_str!("../../../wgsl/common/nearest.wgsl"),
         include_str!("../../../wgsl/common/encode.wgsl"),
         include_str!("../../../wgsl/cache/pack.wgsl"),
     ),

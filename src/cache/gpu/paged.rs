@@ -182,7 +182,7 @@ impl PagedCache {
                 }
             }
         }
-        let codecs = match paged::codecs(pool.layout(), &codebook)? {
+        let codecs = match paged::codecs(&pool, &codebook)? {
             Some([keys, values]) => {
                 Some([DeviceCodec::new(context, keys)?, DeviceCodec::new(context, values)?])
             }

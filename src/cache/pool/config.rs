@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::layout::pool::PoolLayout;
 use crate::layout::{Bits, Profile};
+use crate::nsnquant::Rope;
 use crate::shape::Dtype;
 
 /// Most rows of [`PoolConfig::recent`].
@@ -26,6 +27,10 @@ pub struct PoolConfig {
     pub bits: Option<(Bits, Bits)>,
     /// How rows are packed at these rates; 3 and 4 bits are rates of [`Profile::Tuned`].
     pub profile: Profile,
+    /// The rotary embedding that keys come with, which packed pages take off
+    /// ([`Codec::with_rope`](crate::nsnquant::Codec::with_rope)); `None` packs keys as they come. Raw
+    /// rows stay as they come.
+    pub rope: Option<Rope>,
     /// Rows of a page and of a packed chunk (the residual length of arXiv 2505.18231; 64, and 128
     /// advised at 1 bit).
     pub chunk: usize,
@@ -69,6 +74,9 @@ impl PoolConfig {
         if self.raw == Dtype::F32 {
             let (got, expected) = (self.raw.name(), "f16 or bf16");
             return Err(Error::Dtype { argument: "raw", got, expected });
+        }
+        if let Some(rope) = &self.rope {
+            rope.check(self.head_dim_k)?;
         }
         let scheme = |bits| self.profile.scheme(bits);
         PoolLayout::with(

@@ -105,6 +105,7 @@ impl Rows {
             k_bits,
             v_bits,
             profile: spec.profile,
+            rope: None,
             chunk: spec.chunk,
             sinks: spec.sinks,
             recent: spec.recent,
