@@ -9,7 +9,7 @@ use wgkv::cache::pool::{Pool, PoolConfig, Snapshot};
 use wgkv::files::{Header, Saved};
 use wgkv::layout::pool::{PageClass, PoolLayout};
 use wgkv::layout::{Bits, Profile};
-use wgkv::nsnquant::Codebook;
+use wgkv::nsnquant::{Codebook, Rope};
 use wgkv::shape::Dtype;
 
 use crate::pool::World;
@@ -148,7 +148,10 @@ fn no_sequences_make_a_file_too() {
 #[test]
 fn other_shapes_of_pools() {
     let base = PoolConfig { chunk: 8, recent: 3, ..crate::pool_trials::config() };
+    let rope = |theta| Rope::theta(theta, 64).ok();
     let shapes = [
+        PoolConfig { rope: rope(1e4), ..base.clone() },
+        PoolConfig { rope: rope(2e4), profile: Profile::Paper, ..base.clone() },
         PoolConfig { bits: None, sinks: 0, ..base.clone() },
         PoolConfig { bits: None, sinks: 5, raw: Dtype::Bf16, ..base.clone() },
         PoolConfig { bits: Some((Bits::One, Bits::Two)), sinks: 3, ..base.clone() },
@@ -315,6 +318,10 @@ fn pools_of_another_shape_are_named() {
         (
             PoolConfig { profile: Profile::Tuned, ..base.clone() },
             "has profile compat, the pool has tuned",
+        ),
+        (
+            PoolConfig { rope: Rope::theta(1e4, 64).ok(), ..base.clone() },
+            "has keys of another rotary embedding than the pool",
         ),
         (PoolConfig { chunk: 16, ..base.clone() }, "has chunk 8, the pool has 16"),
         (PoolConfig { sinks: 1, ..base.clone() }, "has sinks 2, the pool has 1"),

@@ -576,8 +576,7 @@ impl World {
         let rows = means[positions..].iter().filter(|word| word.is_some()).count();
         assert_eq!(host[positions..positions + rows], device[positions..positions + rows]);
         for side in [0, 1] {
-            let start = [0, layout.values_offset(class)][side];
-            let read = |page: &[u32]| self.contents.page_rows(class, side, &page[start..], rows);
+            let read = |page: &[u32]| self.contents.page_rows(class, side, page, rows);
             close_rows(&read(device), &read(host), self.dims[side]);
         }
     }

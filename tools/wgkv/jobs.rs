@@ -73,24 +73,31 @@ impl Engine {
         }
     }
 
-    /// Packs the chunks that start at the token rows `starts`, ascending.
+    /// Packs the chunks that start at the token rows `starts`, ascending; the rows stand at
+    /// `positions`.
     pub fn encode(
         &self,
         codec: &Codec,
         data: Elements<'_>,
+        positions: &[u32],
         starts: &[u32],
     ) -> Result<Vec<u32>, Fail> {
         match self {
-            Self::Cpu => Ok(nsnquant::cpu::encode(codec, data, starts)?),
-            Self::Gpu(gpu) => device::encode(gpu, codec, data, starts),
+            Self::Cpu => Ok(nsnquant::cpu::encode_at(codec, data, positions, starts, None)?),
+            Self::Gpu(gpu) => device::encode(gpu, codec, data, positions, starts),
         }
     }
 
-    /// Decodes pages, `[pages * chunk, D]`.
-    pub fn decode(&self, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail> {
+    /// Decodes pages, `[pages * chunk, D]`, whose rows stand at `positions`.
+    pub fn decode(
+        &self,
+        codec: &Codec,
+        pages: &[u32],
+        positions: &[u32],
+    ) -> Result<Vec<f32>, Fail> {
         match self {
-            Self::Cpu => Ok(nsnquant::cpu::decode(codec, pages)?),
-            Self::Gpu(gpu) => device::decode(gpu, codec, pages),
+            Self::Cpu => Ok(nsnquant::cpu::decode_at(codec, pages, positions, None)?),
+            Self::Gpu(gpu) => device::decode(gpu, codec, pages, positions),
         }
     }
 

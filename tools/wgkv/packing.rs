@@ -13,12 +13,14 @@ use crate::file::{Data, Fail, Source};
 use crate::packed::{Note, Packed, Place, Side, places, read_codebook};
 use crate::ragged::Ragged;
 use crate::report::say;
+use crate::rope::Choice;
 
 /// How to pack, from the options.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub codebook: Arc<Codebook>,
     pub profile: wgkv::layout::Profile,
+    pub rope: Choice,
     pub bits: [Bits; 2],
     pub chunk: usize,
     pub sinks: usize,
@@ -32,11 +34,15 @@ impl Spec {
         let (profile, usual) = match packing.profile {
             Profile::Compat => (Known::Compat, [2, 2]),
             Profile::Tuned => (Known::Tuned, [3, 2]),
-            Profile::Paper => {
-                let message = "--profile paper is not supported, only compat and tuned are";
-                return Err(Fail::input(message));
-            }
+            Profile::Paper => (Known::Paper, [2, 2]),
         };
+        let rope = Choice::new(&packing.rope)?;
+        if matches!((profile, &rope), (Known::Paper, Choice::Unsaid)) {
+            return Err(Fail::input(
+                "--profile paper packs keys without their rotary embedding: say which they have with \
+                 --rope-theta or --rope-frequencies (and --rope-pairing), or --no-rope",
+            ));
+        }
         let codebook = match &packing.codebook {
             Some(path) => read_codebook(&mut Source::open(path)?)?,
             None => Codebook::builtin(),
@@ -53,6 +59,7 @@ impl Spec {
         let spec = Self {
             codebook,
             profile,
+            rope,
             bits,
             chunk: packing.chunk as usize,
             sinks: sinks as usize,
@@ -69,7 +76,8 @@ impl Spec {
             let scheme = self.profile.scheme(bits);
             Ok(Codec::with("head dim", dim, scheme, self.chunk, self.codebook.clone())?)
         };
-        Ok([codec(k_dim, self.bits[0])?, codec(v_dim, self.bits[1])?])
+        let keys = codec(k_dim, self.bits[0])?.with_rope(self.rope.rope(k_dim)?)?;
+        Ok([keys, codec(v_dim, self.bits[1])?])
     }
 
     /// Pages of a row of `length` token rows.
@@ -92,8 +100,10 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
         .flat_map(|place| place.packed.clone().step_by(spec.chunk))
         .map(|start| start as u32)
         .collect();
+    let positions = layer.all_positions();
     let side = |codec: Codec, data: &Data, name: &str| -> Result<Side, Fail> {
-        let pages = engine.encode(&codec, data.elements(), &starts).map_err(|e| e.at(name))?;
+        let pages = engine.encode(&codec, data.elements(), &positions, &starts);
+        let pages = pages.map_err(|e| e.at(name))?;
         let raw = raw_rows(data, &places, codec.layout().head_dim()).map_err(|e| e.at(name))?;
         Ok(Side { codec, pages, raw })
     };
@@ -108,6 +118,7 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
         chunk: spec.chunk,
         sinks: spec.sinks,
         recent: spec.recent,
+        rope: k_codec.rope().map(|rope| rope.pairing().name().to_string()),
     };
     Ok(Packed {
         note,
@@ -158,9 +169,15 @@ fn raw_rows(data: &Data, places: &[Place], dim: usize) -> Result<Data, Fail> {
     }
 }
 
-/// Restores keys or values of a layer as f32 `[token rows, D]`, raw rows as they are stored.
-pub fn restore(engine: &Engine, side: &Side, places: &[Place]) -> Result<Vec<f32>, Fail> {
-    let decoded = engine.decode(&side.codec, &side.pages)?;
+/// Restores keys or values of a layer as f32 `[token rows, D]`, raw rows as they are stored, given the
+/// position of each token row.
+pub fn restore(
+    engine: &Engine,
+    side: &Side,
+    places: &[Place],
+    positions: &[u32],
+) -> Result<Vec<f32>, Fail> {
+    let decoded = engine.decode(&side.codec, &side.pages, &packed_rows(places, positions))?;
     let raw = side.raw.elements();
     let raw: Vec<f32> = (0..raw.len()).map(|i| raw.get(i)).collect();
     Ok(weave(&raw, &decoded, places, side.codec.layout().head_dim()))
@@ -171,15 +188,22 @@ pub fn restore_f16(
     engine: &Engine,
     side: &Side,
     places: &[Place],
+    positions: &[u32],
     name: &str,
 ) -> Result<Vec<f16>, Fail> {
-    let decoded = saturate(&engine.decode(&side.codec, &side.pages)?, name);
+    let decoded = engine.decode(&side.codec, &side.pages, &packed_rows(places, positions))?;
+    let decoded = saturate(&decoded, name);
     let raw = match &side.raw {
         Data::F16(rows) => rows.clone(),
         Data::Bf16(rows) => saturate(&rows.iter().map(|v| v.to_f32()).collect::<Vec<_>>(), name),
         Data::F32(rows) => saturate(rows, name),
     };
     Ok(weave(&raw, &decoded, places, side.codec.layout().head_dim()))
+}
+
+/// The positions of packed rows.
+fn packed_rows(places: &[Place], positions: &[u32]) -> Vec<u32> {
+    places.iter().flat_map(|place| &positions[place.packed.clone()]).copied().collect()
 }
 
 /// Puts raw and decoded rows back in order.

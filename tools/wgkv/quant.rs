@@ -133,13 +133,13 @@ pub fn dequantize(args: &DequantizeArgs, common: &Common) -> Result<(), Fail> {
     let mut report = Vec::new();
     for (layer, names) in list {
         let packed = Packed::read(&mut source, layer, &names, &codebook)?;
-        let places = packed.places();
+        let (places, positions) = (packed.places(), packed.all_positions());
         let mut sides = Vec::with_capacity(2);
         for (tensor, side) in [("k", &packed.k), ("v", &packed.v)] {
             let name = format!("layers.{layer}.{tensor}");
             let data = match args.dtype {
-                Wide::F32 => restore(&engine, side, &places).map(Data::F32),
-                Wide::F16 => restore_f16(&engine, side, &places, &name).map(Data::F16),
+                Wide::F32 => restore(&engine, side, &places, &positions).map(Data::F32),
+                Wide::F16 => restore_f16(&engine, side, &places, &positions, &name).map(Data::F16),
             };
             sides.push(data.map_err(|e| e.at(name).at(source.name()))?);
         }
