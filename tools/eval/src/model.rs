@@ -162,7 +162,9 @@ impl Model {
         let (shape, mut style) = (weights.shape, weights.style);
         let from = style.pairs;
         style.pairs = pairs.unwrap_or(from);
-        Self::build(shape, style, from, |name, dims| weights.tensor(name, dims))
+        let model = Self::build(shape, style, from, |name, dims| weights.tensor(name, dims))?;
+        weights.finish()?;
+        Ok(model)
     }
 
     /// A model of random weights, the same for the same seed.
@@ -261,6 +263,11 @@ impl Model {
     /// Sizes.
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// The architecture.
+    pub fn style(&self) -> &Style {
+        &self.style
     }
 
     /// Hidden states `[tokens, width]` of tokens that stand at `position` and after. `attend` is

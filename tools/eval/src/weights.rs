@@ -1,6 +1,6 @@
 //! Weights as they lie in files: a GGUF file, or a folder with `config.json` and safetensors.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::path::Path;
 
@@ -16,9 +16,14 @@ const GEMMA_EVERY: usize = 6;
 /// Base of the rotary frequencies in its other layers.
 const GEMMA_LOCAL_BASE: f32 = 10_000.0;
 
+/// Name of an output layer that is not the embedding, outside GGUF files.
+const HEAD: &str = "lm_head.weight";
+
 enum Source {
-    Gguf(Box<Content>, File),
-    Folder(HashMap<String, Tensor>),
+    /// The file and the names of what was not read yet.
+    Gguf { content: Box<Content>, file: File, left: HashSet<String> },
+    /// What was not read yet.
+    Folder { left: HashMap<String, Tensor> },
 }
 
 /// The weights of a model and what they are for.
@@ -87,7 +92,9 @@ impl Weights {
             rope_base: find("rope.freq_base").map_or(Ok(10_000.0), Value::to_f32)?,
             epsilon: get("attention.layer_norm_rms_epsilon")?.to_f32()?,
         };
-        Ok(Self { shape, style, source: Source::Gguf(Box::new(content), file) })
+        let left = content.tensor_infos.keys().cloned().collect();
+        let source = Source::Gguf { content: Box::new(content), file, left };
+        Ok(Self { shape, style, source })
     }
 
     fn folder(path: &Path) -> Result<Self> {
@@ -102,7 +109,6 @@ impl Weights {
             find("model_type").and_then(Json::as_str).context("config.json: no model_type")?;
         ensure!(name != "gemma3", "models of the architecture gemma3 are read from GGUF files");
         let mut style = style(name)?;
-        style.own_head = find("tie_word_embeddings").and_then(Json::as_bool) != Some(true);
         style.biases |= find("attention_bias").and_then(Json::as_bool) == Some(true);
         let windowed = find("use_sliding_window").and_then(Json::as_bool) == Some(true);
         ensure!(!windowed, "sliding windows are not known in folders");
@@ -125,14 +131,20 @@ impl Weights {
             rope_base: base.and_then(Json::as_f64).unwrap_or(10_000.0) as f32,
             epsilon: epsilon.context("config.json has no number rms_norm_eps")? as f32,
         };
-        let mut tensors = HashMap::new();
+        let mut left = HashMap::new();
         for entry in std::fs::read_dir(path)? {
             let file = entry?.path();
             if file.extension().is_some_and(|end| end == "safetensors") {
-                tensors.extend(safetensors::load(&file, &Device::Cpu)?);
+                left.extend(safetensors::load(&file, &Device::Cpu)?);
             }
         }
-        Ok(Self { shape, style, source: Source::Folder(tensors) })
+        if find("tie_word_embeddings").and_then(Json::as_bool) == Some(true) {
+            left.remove(HEAD);
+        }
+        style.own_head = left.contains_key(HEAD);
+        // Older files have the frequencies that the base gives.
+        left.retain(|name, _| !name.ends_with("rotary_emb.inv_freq"));
+        Ok(Self { shape, style, source: Source::Folder { left } })
     }
 
     /// A tensor as f32 by its name in GGUF files.
@@ -141,17 +153,33 @@ impl Weights {
     /// Where there is none, or one of another shape.
     pub fn tensor(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
         let tensor = match &mut self.source {
-            Source::Gguf(content, file) => {
+            Source::Gguf { content, file, left } => {
+                left.remove(name);
                 content.tensor(file, name, &Device::Cpu)?.dequantize(&Device::Cpu)?
             }
-            Source::Folder(tensors) => {
+            Source::Folder { left } => {
                 let name = published(name)?;
-                let tensor = tensors.remove(&name);
+                let tensor = left.remove(&name);
                 tensor.with_context(|| format!("the model has no {name}"))?.to_dtype(DType::F32)?
             }
         };
         ensure!(tensor.dims() == dims, "{name} is {:?}, not {dims:?}", tensor.dims());
         Ok(tensor)
+    }
+
+    /// Ends reading: what nobody asked for would be missed.
+    ///
+    /// # Errors
+    /// Where a tensor is left.
+    pub fn finish(&self) -> Result<()> {
+        let left = match &self.source {
+            Source::Gguf { left, .. } => left.iter().next(),
+            Source::Folder { left } => left.keys().next(),
+        };
+        match left {
+            Some(name) => bail!("what to do with {name} is not known"),
+            None => Ok(()),
+        }
     }
 }
 

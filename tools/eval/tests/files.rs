@@ -188,6 +188,24 @@ fn a_folder_and_a_file_make_one_model() {
     assert_ne!(asked[0].keys, neighbours[0].keys);
 }
 
+/// Without an output layer of its own, and with one that a folder says is not used.
+#[test]
+fn the_embedding_may_be_the_output_layer() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut config, mut tensors) = (config("llama"), published(false, false));
+    let logits = |config: &Json, tensors: &Tensors| {
+        write_folder(folder.path(), config, tensors);
+        run(&Model::read(folder.path(), None).unwrap()).0
+    };
+    let own = logits(&config, &tensors);
+    config["tie_word_embeddings"] = json!(true);
+    let tied = logits(&config, &tensors);
+    tensors.remove("lm_head.weight");
+    config["tie_word_embeddings"] = Json::Null;
+    near(&tied, &logits(&config, &tensors));
+    assert_ne!(own, tied);
+}
+
 /// Biases and norms of heads, in both kinds of files, and the other order of channels.
 #[test]
 fn other_architectures_are_read() {
@@ -266,7 +284,15 @@ fn what_is_not_known_is_refused() {
         bad[key] = value;
         assert!(read(&bad, &tensors).is_err(), "{bad}");
     }
+    let mut more = tensors.clone();
+    let bias = Tensor::ones(WIDTH, candle_core::DType::F32, &Device::Cpu).unwrap();
+    more.insert("model.layers.1.mlp.down_proj.bias".into(), bias);
+    assert!(read(&good, &more).is_err());
     let file = path.join("model.gguf");
+    write_gguf(&file, &metadata("llama"), &more);
+    assert!(Model::read(&file, None).is_err());
+    write_gguf(&file, &metadata("llama"), &tensors);
+    Model::read(&file, None).unwrap();
     let mut scaled = metadata("llama");
     scaled.push(("llama.rope.scaling.type".into(), Value::String("linear".into())));
     write_gguf(&file, &scaled, &tensors);

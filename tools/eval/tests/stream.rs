@@ -5,6 +5,7 @@ use wgkv_eval::choice::{Choice, Window};
 use wgkv_eval::gpu::Gpu;
 use wgkv_eval::loss::losses;
 use wgkv_eval::model::{Activation, Local, Model, Pairs, Rows, Shape, Style};
+use wgkv_eval::rule::Rule;
 
 const SHAPE: Shape = Shape {
     layers: 2,
@@ -209,6 +210,28 @@ fn a_prompt_attends_to_raw_rows() {
     assert!((raw[0] - loss("compat-k1v1", 50)[0]).abs() < 1e-4);
     assert!((raw[0] - loss("f16", 40)[0]).abs() < 1e-4);
     assert!((raw[0] - loss("compat-k1v1", 0)[0]).abs() > 1e-4);
+}
+
+/// A window goes by the positions of tokens: where it ends, rows may be dropped.
+#[test]
+fn rows_outside_a_window_play_no_part() {
+    let local = Local { window: 30, every: SHAPE.layers + 1, rope_base: 100.0 };
+    let model = Model::random_as(SHAPE, Style { local: Some(local), ..STYLE }, 5).unwrap();
+    let tokens = tokens(60);
+    let prompt = Prompt::read(&model, &tokens[..50], &Place::Cpu, &|_| {}).unwrap();
+    let choice = Choice::parse("f16", WINDOW).unwrap();
+    let loss = |keep: f64| {
+        let rule = Rule::parse("recent", keep, WINDOW.sinks).unwrap();
+        let (prompt, scored) = (Some(&prompt), 52..60);
+        losses(&model, &choice, &Place::Cpu, &tokens, prompt, Some(&rule), &scored, &|_| {})
+            .unwrap()
+    };
+    let all = loss(1.0);
+    let far =
+        |keep: f64| all.iter().zip(loss(keep)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    // Sums go in another order where there are fewer rows.
+    assert!(far(0.64) < 1e-5, "{}", far(0.64));
+    assert!(far(0.5) > 1e-3, "{}", far(0.5));
 }
 
 /// The library's attention over packed rows is that over decoded rows.
