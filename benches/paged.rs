@@ -90,6 +90,7 @@ fn median(times: &mut [Duration]) -> Duration {
 fn main() {
     let Some((context, sizes)) = context() else { return };
     let config = PoolConfig {
+        key_scale: false,
         profile: Default::default(),
         rope: None,
         layers: sizes.layers,

@@ -1,7 +1,9 @@
 //! What attention reads: rows of a cache and queries, in host memory.
 
+use half::f16;
+
 use crate::error::{Error, Result};
-use crate::nsnquant::Codec;
+use crate::nsnquant::{Codec, check_factors};
 use crate::shape::{Elements, check_head_dim, check_offsets};
 
 /// Rows of a cache; a row is one KV head of one sequence, the rows of a sequence side by side. Each
@@ -42,6 +44,8 @@ pub struct PackedView<'a> {
     /// Positions of the tokens `[pages, chunk]`; may be empty where attention is not causal and the
     /// key codec knows no rotary embedding.
     pub page_positions: &'a [u32],
+    /// The key scale that the pages of each row are packed under, `[kv_rows, head_dim_k]`, if any.
+    pub key_scales: Option<&'a [f16]>,
 }
 
 /// Queries `[batch, heads, tokens, head_dim]`. Query head j reads KV head `j * H / heads` of its
@@ -84,6 +88,10 @@ impl CacheView<'_> {
         let (keys, values) = (packed.keys.layout(), packed.values.layout());
         length("key_pages", packed.key_pages.len(), pages * keys.words())?;
         length("value_pages", packed.value_pages.len(), pages * values.words())?;
+        if let Some(scales) = packed.key_scales {
+            length("key_scales", scales.len(), self.kv_rows * self.head_dim_k)?;
+            check_factors(scales)?;
+        }
         let needed = causal || packed.keys.rope().is_some();
         positions("page_positions", packed.page_positions.len(), pages * keys.chunk(), needed)
     }

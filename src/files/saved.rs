@@ -20,9 +20,10 @@
 //!
 //! The metadata hold `format`, `version`, the shape of the pool (`layers`, `heads`, `head_dim_k`,
 //! `head_dim_v`, `profile`, `k_bits`, `v_bits`, `chunk`, `sinks`, `raw`), `codebook` (XXH3-128 of the
-//! books of keys and values, or `none` where nothing is packed), where keys have a rotary embedding
-//! that packed pages take off `rope` (its pairing, then each inverse frequency as the 8 hexadecimal
-//! digits of an f32), and `checksum`: XXH3-128 of the whole file, in which the 32 digits
+//! books of keys and values, or `none` where nothing is packed), `key_scale` = `yes` where packed keys
+//! are under key scales, which lie in the sink pages, where keys have a rotary embedding that packed
+//! pages take off `rope` (its pairing, then each inverse frequency as the 8 hexadecimal digits of an
+//! f32), and `checksum`: XXH3-128 of the whole file, in which the 32 digits
 //! of the checksum itself count as `0`.
 //!
 //! Rows of a page that no sequence of the file holds are written as zeros: what other sequences left
@@ -32,6 +33,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 
+use half::f16;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::header::{FileDtype, Header};
@@ -43,7 +45,7 @@ use crate::cache::pool::{Pool, PoolConfig, Snapshot};
 use crate::error::{Error, Result};
 use crate::layout::Bits;
 use crate::layout::pool::{PageClass, PoolLayout};
-use crate::nsnquant::Codebook;
+use crate::nsnquant::{Codebook, check_factors};
 
 /// Name of the format in the metadata.
 const FORMAT: &str = "wgkv-sequences";
@@ -52,6 +54,7 @@ const VERSION: &str = "1";
 const CHECKSUM: &str = "checksum";
 const ROPE: &str = "rope";
 const NO_ROPE: &str = "none";
+const KEY_SCALE: &str = "key_scale";
 const NO_CHECKSUM: &str = "00000000000000000000000000000000";
 
 /// Sequences on their way from a pool into a file or from a file into a pool: the tables and the
@@ -67,7 +70,7 @@ pub struct Saved<'a> {
 }
 
 /// What a pool must have in common with a file, as the metadata say it.
-fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 12] {
+fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 13] {
     let bits = |bits: Option<Bits>| bits.map_or("none".into(), |bits| bits.get().to_string());
     let codebook = match config.bits {
         Some((keys, values)) => {
@@ -93,6 +96,7 @@ fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String)
         ("sinks", config.sinks.to_string()),
         ("raw", config.raw.name().into()),
         ("codebook", codebook),
+        (KEY_SCALE, if config.key_scale && config.bits.is_some() { "yes" } else { "no" }.into()),
         (ROPE, rope_text(config)),
     ]
 }
@@ -106,10 +110,12 @@ fn rope_text(config: &PoolConfig) -> String {
     digits.fold(rope.pairing().name().to_owned(), |text, digits| text + &digits)
 }
 
-/// What the metadata say; a file without an embedding does not speak of it.
-fn said(shape: [(&'static str, String); 12]) -> BTreeMap<String, String> {
-    let spoken = |(key, value): &(&str, String)| *key != ROPE || value != NO_ROPE;
-    shape.into_iter().filter(spoken).map(|(key, value)| (key.to_owned(), value)).collect()
+/// The metadata of a shape: that there are no key scales or no embedding is not said.
+fn metadata(shape: [(&'static str, String); 13]) -> BTreeMap<String, String> {
+    let silent =
+        |key: &str, value: &str| [(KEY_SCALE, "no"), (ROPE, NO_ROPE)].contains(&(key, value));
+    let told = shape.into_iter().filter(|(key, value)| !silent(key, value));
+    told.map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 fn digits(hash: u128) -> String {
@@ -150,6 +156,7 @@ impl<'a> Saved<'a> {
         }
         for (layer, pages) in pages.iter_mut().enumerate() {
             let live = live_rows(&snapshot, layer, config.heads, layout);
+            let scaled = scaled_sinks(&snapshot, layer, config.heads);
             for (class, live) in PageClass::ALL.into_iter().zip(live) {
                 let bytes = &mut pages[class.index()];
                 let (got, expected) = (bytes.len(), live.len() * layout.bytes(class) as usize);
@@ -160,9 +167,14 @@ impl<'a> Saved<'a> {
                     let pages = bytes.to_mut().chunks_exact_mut(layout.bytes(class) as usize);
                     pages.zip(live).for_each(|(page, live)| clear_rest(page, live, class, layout));
                 }
+                if class == PageClass::Sink && layout.key_scale() {
+                    let pages = bytes.to_mut().chunks_exact_mut(layout.bytes(class) as usize);
+                    let rest = pages.zip(&scaled).filter(|(_, scaled)| !**scaled);
+                    rest.for_each(|(page, _)| scale_bytes(page, layout).fill(0));
+                }
             }
         }
-        let metadata = said(shape_of(config, codebook));
+        let metadata = metadata(shape_of(config, codebook));
         let words = PageClass::ALL.map(|class| layout.words(class));
         Ok(Self { snapshot, pages, words, heads: config.heads, metadata })
     }
@@ -329,12 +341,13 @@ impl<'a> Saved<'a> {
         }
         let snapshot = tables::snapshot(lists, counts, config.layers, config.heads)?;
         pool.check_snapshot(&snapshot)?;
-        let metadata = said(shape);
+        let metadata = metadata(shape);
         let words = PageClass::ALL.map(|class| layout.words(class));
         let saved = Self { snapshot, pages, words, heads: config.heads, metadata };
         for layer in 0..config.layers {
             let pages = PageClass::ALL.map(|class| saved.pages(layer, class));
             check_positions(&saved.snapshot, layer, config.heads, layout, pages)?;
+            check_scales(&saved.snapshot, layer, config.heads, layout, pages[0])?;
         }
         Ok(saved)
     }
@@ -398,6 +411,11 @@ fn check_shape(header: &Header, shape: &[(&'static str, String)]) -> Result<()> 
             Some(_) | None if *key == ROPE => {
                 return Err(refuse("has keys of another rotary embedding than the pool"));
             }
+            None if *key == KEY_SCALE => {
+                if expected != "no" {
+                    return Err(refuse(format!("has no {KEY_SCALE}, the pool has one")));
+                }
+            }
             Some(got) => {
                 let got = shown(got);
                 return Err(refuse(format!("has {key} {got}, the pool has {expected}")));
@@ -449,7 +467,51 @@ fn live_rows(
     live
 }
 
-/// Sets everything of a page to zero but its first `live` rows.
+/// Whether the key scale of each sink page of a layer is in use: some sequence has packed pages
+/// under it.
+fn scaled_sinks(snapshot: &Snapshot, layer: usize, heads: usize) -> Vec<bool> {
+    let mut scaled = vec![false; snapshot.pages[layer][PageClass::Sink.index()] as usize];
+    for saved in &snapshot.sequences {
+        for head in &saved.heads[layer * heads..(layer + 1) * heads] {
+            if let Some(page) = head.sink.filter(|_| !head.packed.is_empty()) {
+                scaled[page as usize] = true;
+            }
+        }
+    }
+    scaled
+}
+
+/// The key scale of a sink page.
+fn scale_bytes<'a>(page: &'a mut [u8], layout: &PoolLayout) -> &'a mut [u8] {
+    let first = layout.scale_offset();
+    &mut page[4 * first..4 * (first + layout.scale_words())]
+}
+
+/// Refuses key scales in use whose factors are none.
+fn check_scales(
+    snapshot: &Snapshot,
+    layer: usize,
+    heads: usize,
+    layout: &PoolLayout,
+    sinks: &[u8],
+) -> Result<()> {
+    if !layout.key_scale() {
+        return Ok(());
+    }
+    let first = 4 * layout.scale_offset();
+    let scales = sinks.chunks_exact(layout.bytes(PageClass::Sink) as usize);
+    for (page, (bytes, scaled)) in scales.zip(scaled_sinks(snapshot, layer, heads)).enumerate() {
+        let factors = &bytes[first..first + 4 * layout.scale_words()];
+        let factors: Vec<f16> = bytemuck::pod_collect_to_vec(factors);
+        if scaled && let Err(fault) = check_factors(&factors) {
+            let place = page_tensor(layer, PageClass::Sink);
+            return Err(refuse(format!("{place}: page {page}: {fault}")));
+        }
+    }
+    Ok(())
+}
+
+/// Sets everything of a page to zero but its first `live` rows, and its key scale.
 fn clear_rest(page: &mut [u8], live: u32, class: PageClass, layout: &PoolLayout) {
     let live = live as usize;
     let side = |side: usize| match class {
@@ -457,8 +519,11 @@ fn clear_rest(page: &mut [u8], live: u32, class: PageClass, layout: &PoolLayout)
         PageClass::Sink | PageClass::Raw => live * layout.row_words(side),
     };
     let (values, positions) = (layout.values_offset(class), layout.positions_offset(class));
-    let rest =
-        [side(0)..values, values + side(1)..positions, positions + live..layout.words(class)];
+    let end = match class {
+        PageClass::Sink => layout.scale_offset(),
+        PageClass::Packed | PageClass::Raw => layout.words(class),
+    };
+    let rest = [side(0)..values, values + side(1)..positions, positions + live..end];
     for words in rest {
         page[4 * words.start..4 * words.end].fill(0);
     }

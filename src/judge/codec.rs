@@ -229,6 +229,32 @@ fn centroids(rules: &Rules, page: &Page, book: &[f64], t: usize) -> Vec<f64> {
     row
 }
 
+/// The key scale that is fixed from rows `[tokens, d]` in chunks of `r`, the last one being what is
+/// left over: roots of the root mean squares of the channels, 8 tokens of the average channel counted
+/// along, once every row is brought to norm sqrt(d) and the mean of its chunk is taken off.
+pub fn key_scale(rows: &[f64], d: usize, r: usize) -> Vec<f64> {
+    let tokens = (rows.len() / d).min(8 * r);
+    let mut squares = vec![0.0; d];
+    for chunk in rows[..tokens * d].chunks(r * d) {
+        let scaled = chunk.chunks(d).map(|row| -> Vec<f64> {
+            let row: Vec<f64> = row.iter().map(|v| tame(*v)).collect();
+            let scale = root_mean_square(&row).max(1e-8);
+            row.iter().map(|v| v / scale).collect()
+        });
+        let scaled: Vec<Vec<f64>> = scaled.collect();
+        for (c, square) in squares.iter_mut().enumerate() {
+            let mean = scaled.iter().map(|row| row[c]).sum::<f64>() / scaled.len() as f64;
+            *square += scaled.iter().map(|row| (row[c] - mean).powi(2)).sum::<f64>();
+        }
+    }
+    let count = tokens as f64;
+    let average = squares.iter().sum::<f64>() / (d as f64 * count.max(1.0));
+    if average <= 1e-12 {
+        return vec![1.0; d];
+    }
+    squares.iter().map(|s| ((s + 8.0 * average) / ((count + 8.0) * average)).powf(0.25)).collect()
+}
+
 /// Restores a page to `[r, d]`. `channels` is the key scale, if there is one; `positions` those of the
 /// rows, where there is an embedding.
 pub fn decode(

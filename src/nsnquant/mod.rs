@@ -47,8 +47,9 @@ mod rope;
 pub use codebook::{Book, Codebook};
 pub use codec::{Codec, assigned_avg_bits};
 pub use codes::Codes;
+pub use cpu::key_scale;
 pub use hadamard::Hadamard;
-pub use key_scale::{KeyScales, key_scale};
+pub use key_scale::{KEY_SCALE_CHUNKS, KeyScales, check_factors};
 pub use rope::{Pairing, Rope};
 
 pub use crate::layout::{Gain, MeanDomain, Profile, Scheme};

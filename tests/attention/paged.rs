@@ -12,11 +12,12 @@ use wgkv::layout::pool::{PageClass, PageId, PoolLayout};
 use wgkv::layout::tables::Tables;
 use wgkv::nsnquant::cpu::encode_at;
 use wgkv::nsnquant::gpu::{DeviceCodebook, DeviceCodec};
-use wgkv::nsnquant::{Codebook, Codec, Rope};
+use wgkv::nsnquant::{Codebook, Codec, KeyScales, Rope};
 use wgkv::shape::{Dtype, Elements};
 use wgkv::wgpu;
 
-use crate::common::{Data, Kind, Path, Random, Ruled, codec, rules};
+use crate::common::judge_rules::rules;
+use crate::common::{Data, Kind, Path, Random, Ruled, codec};
 use crate::support;
 
 /// What all members of a batch share.
@@ -33,6 +34,8 @@ pub struct Shape {
     pub tokens: usize,
     pub query_dtype: Dtype,
     pub kinds: [Kind; 3],
+    /// Whether keys are packed under key scales.
+    pub scaled: bool,
     /// The rotary embedding of the keys, which packed pages take off.
     pub rope: Option<Rope>,
 }
@@ -50,6 +53,7 @@ impl Shape {
             tokens: 1,
             query_dtype: Dtype::F32,
             kinds: [Kind::Normal, Kind::Offset, Kind::Normal],
+            scaled: false,
             rope: None,
         }
     }
@@ -85,6 +89,7 @@ struct Rowful {
     keys: Vec<f64>,
     values: Vec<f64>,
     positions: Vec<u32>,
+    scale: Vec<f16>,
 }
 
 pub struct Batch {
@@ -95,6 +100,7 @@ pub struct Batch {
     pub slabs: [Vec<Option<Vec<u32>>>; 3],
     pub rows: Rows,
     pub queries: Data,
+    pub key_scales: Option<Vec<f16>>,
 }
 
 fn halves(raw: Dtype, values: &[f32]) -> (Vec<u32>, Vec<f64>) {
@@ -108,10 +114,11 @@ fn halves(raw: Dtype, values: &[f32]) -> (Vec<u32>, Vec<f64>) {
     (words.collect(), reals)
 }
 
-fn decoded(codec: &Codec, page: &[u32], positions: &[u32]) -> Vec<f64> {
+fn decoded(codec: &Codec, page: &[u32], scale: Option<&[f16]>, positions: &[u32]) -> Vec<f64> {
     let book: Vec<f64> = codec.book().values().iter().map(|v| f64::from(*v)).collect();
     let rules = rules(codec);
-    judge::decode(&rules, &judge::unpack(&rules, page), &book, None, positions)
+    let scale: Option<Vec<f64>> = scale.map(|scale| scale.iter().map(|v| v.to_f64()).collect());
+    judge::decode(&rules, &judge::unpack(&rules, page), &book, scale.as_deref(), positions)
 }
 
 impl Rowful {
@@ -133,6 +140,10 @@ impl Rowful {
         }
         old.sort_unstable();
         content.positions = old.into_iter().chain(next - newest as u32..next).collect();
+        if shape.scaled {
+            let factor = |_| f16::from_f32((2.0 * random.uniform() - 1.0).exp2());
+            content.scale = (0..shape.dims[0]).map(factor).collect();
+        }
         let mut done = 0;
         let mut page = |class: PageClass, rows: usize, content: &mut Self| {
             let mut words = vec![0; layout.words(class)];
@@ -145,8 +156,11 @@ impl Rowful {
                 let (part, reals) = if class == PageClass::Packed {
                     let codec = &codecs.expect("codecs")[side];
                     let data = Elements::F32(&values);
-                    let part = encode_at(codec, data, positions, &[0], None).expect("a page");
-                    let reals = decoded(codec, &part, positions);
+                    let scale = (shape.scaled && side == 0).then_some(content.scale.as_slice());
+                    let scales = scale.map(|values| KeyScales { values, of_page: &[0] });
+                    let part = encode_at(codec, data, positions, &[0], scales.as_ref());
+                    let part = part.expect("a page");
+                    let reals = decoded(codec, &part, scale, positions);
                     (part, reals)
                 } else {
                     halves(shape.raw, &values)
@@ -229,6 +243,8 @@ impl Batch {
             page
         };
         let mut rows = Rows::default();
+        let scale = |row: &Rowful| row.scale.clone();
+        let key_scales = shape.scaled.then(|| content.iter().flat_map(scale).collect());
         for row in content {
             let [sinks, packed, tail] = &row.pages;
             let sink = sinks.iter().map(|words| take(PageClass::Sink, words)).next();
@@ -244,7 +260,7 @@ impl Batch {
             rows.positions.push(row.positions);
         }
         let queries = Data::new(shape.query_dtype, &queries);
-        Self { shape: shape.clone(), layout, codecs, tables, slabs, rows, queries }
+        Self { shape: shape.clone(), layout, codecs, tables, slabs, rows, queries, key_scales }
     }
 
     pub fn heads(&self) -> usize {
@@ -254,6 +270,7 @@ impl Batch {
     pub fn view(&self) -> PagedView<'_> {
         let [sinks, packed, tail] = &self.slabs;
         PagedView {
+            key_scales: self.key_scales.as_deref(),
             layout: &self.layout,
             raw: self.shape.raw,
             codecs: self.codecs.as_ref().map(|[keys, values]| [keys, values]),
@@ -309,7 +326,9 @@ impl Batch {
         let codebook = DeviceCodebook::new(context, &Codebook::builtin())?;
         let device = |[keys, _]: &[Codec; 2]| DeviceCodec::new(context, keys.clone());
         let keys = self.codecs.as_ref().map(device).transpose()?;
+        let key_scales = self.key_scales.as_ref().map(|v| upload(bytemuck::cast_slice(v)));
         let view = DevicePagedView {
+            key_scales: key_scales.as_ref().map(Slice::all),
             layout: &self.layout,
             raw: self.shape.raw,
             codebook: self.codecs.is_some().then_some(&codebook),

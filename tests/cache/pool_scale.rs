@@ -15,6 +15,7 @@ const GROUPS: u64 = 65_535;
 
 fn config(layers: usize) -> PoolConfig {
     PoolConfig {
+        key_scale: false,
         profile: Default::default(),
         rope: None,
         layers,

@@ -12,6 +12,7 @@ use crate::pool_model::Row;
 
 pub fn config() -> PoolConfig {
     PoolConfig {
+        key_scale: false,
         profile: Default::default(),
         rope: None,
         layers: 2,

@@ -20,6 +20,7 @@ use crate::support;
 
 pub fn config() -> PoolConfig {
     PoolConfig {
+        key_scale: false,
         profile: Default::default(),
         rope: None,
         layers: 2,

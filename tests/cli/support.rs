@@ -231,6 +231,7 @@ pub fn saved_sequences() -> Vec<u8> {
     use wgkv::cache::pool::{Operation, Part, Pool, PoolConfig};
     use wgkv::layout::pool::PageClass;
     let config = PoolConfig {
+        key_scale: false,
         profile: Default::default(),
         rope: None,
         layers: 1,

@@ -239,10 +239,10 @@ fn narrow_outputs_are_the_rounded_ones_and_saturate() {
         let pages = pages.expect("a page");
         let wide = Path::Gpu.decode(&codec, &pages).expect("rows");
         let halves: Vec<u16> = bytemuck::pod_collect_to_vec(
-            &decode_on(context(), &codec, &pages, &[], Dtype::F16).expect("rows"),
+            &decode_on(context(), &codec, &pages, Dtype::F16).expect("rows"),
         );
         let brains: Vec<u16> = bytemuck::pod_collect_to_vec(
-            &decode_on(context(), &codec, &pages, &[], Dtype::Bf16).expect("rows"),
+            &decode_on(context(), &codec, &pages, Dtype::Bf16).expect("rows"),
         );
         for (i, value) in wide.iter().enumerate() {
             let half = f16::from_f32(value.clamp(-65504.0, 65504.0));

@@ -221,17 +221,25 @@ fn check_device(call: &Call) -> Result<(), String> {
     let starts = [3, 0, 2];
     let label = format!("GPU {call:?}");
     let fault = |e: wgkv::Error| format!("{label}: {e}");
-    let pages = Path::Gpu.encode_at(&codec, data.elements(), &positions, &starts).map_err(fault)?;
+    let scale = key_scale(data.elements(), call.dim, call.chunk).map_err(fault)?;
+    // The first of two scales is another one.
+    let both = [vec![f16::from_f32(0.5); call.dim], scale.clone()].concat();
+    let scales = KeyScales { values: &both, of_page: &[1, 1, 1] };
+    let scales = call.scaled.then_some(&scales);
+    let pages = Path::Gpu.encode_at(&codec, data.elements(), &positions, &starts, scales);
+    let pages = pages.map_err(fault)?;
     let at = page_places(&positions, &starts, call.chunk);
-    let restored = Path::Gpu.decode_at(&codec, &pages, &at).map_err(fault)?;
-    judge(&label, &codec, data.elements(), &starts, &pages, &restored, None, &positions).map(|_| ())
+    let restored = Path::Gpu.decode_at(&codec, &pages, &at, scales).map_err(fault)?;
+    let channels = call.scaled.then_some(scale.as_slice());
+    judge(&label, &codec, data.elements(), &starts, &pages, &restored, channels, &positions)
+        .map(|_| ())
 }
 
 #[test]
 fn every_combination_packs_on_the_gpu_as_the_judge_says() {
     // Every case compiles its own shaders.
     let config = ProptestConfig {
-        cases: 12,
+        cases: 16,
         max_shrink_iters: 0,
         source_file: Some(file!()),
         ..ProptestConfig::default()
@@ -262,7 +270,7 @@ fn the_paths_agree_on_nearly_every_page() {
             let data = typed(&rows(&mut Random(77), Kind::Normal, 12 * chunk, dim), Dtype::F16);
             let starts: Vec<u32> = (0..12).map(|p| p * chunk as u32).collect();
             let [host, device] = PATHS.map(|path| {
-                path.encode_at(&codec, data.elements(), &positions, &starts).expect("pages")
+                path.encode_at(&codec, data.elements(), &positions, &starts, None).expect("pages")
             });
             let words = codec.layout().words();
             let pairs = host.chunks_exact(words).zip(device.chunks_exact(words));
@@ -317,34 +325,4 @@ fn named_profiles_are_what_they_say() {
     let error =
         Codec::with("data", 64, Profile::Compat.scheme(Bits::Three), 64, Codebook::builtin());
     assert!(matches!(error, Err(wgkv::Error::OutOfRange { argument: "bits", got: 3, max: 2, .. })));
-}
-
-#[test]
-fn a_key_scale_evens_out_channels_and_is_1_without_tokens() {
-    let (dim, chunk) = (64, 16);
-    let mut values = rows(&mut Random(8), Kind::Normal, 400, dim);
-    values.chunks_exact_mut(dim).for_each(|row| row[7] *= 16.0);
-    let scale = |tokens: usize| {
-        key_scale(Elements::F32(&values[..tokens * dim]), dim, chunk).expect("a scale")
-    };
-    assert!(scale(0).iter().all(|v| *v == f16::ONE));
-    assert!(scale(1).iter().all(|v| *v == f16::ONE), "one token is all mean");
-    let full = scale(400);
-    assert_eq!(full, scale(8 * chunk), "later tokens change it");
-    let ratio = full[7].to_f32() / full[8].to_f32();
-    assert!((2.7..4.0).contains(&ratio), "{ratio}: below the root of 16, for the prior");
-    let few = scale(3)[7].to_f32() / scale(3)[8].to_f32();
-    assert!(few > 1.0 && few < ratio, "{few}");
-    assert!(key_scale(Elements::F32(&[0.0; 640]), dim, chunk).expect("a scale")[0] == f16::ONE);
-    assert!(key_scale(Elements::F32(&[0.0; 63]), dim, chunk).is_err());
-
-    let codec = codec_of(Profile::Tuned.scheme(Bits::Two), dim, chunk);
-    let bad = |values: &[f16], of_page: &[u32]| {
-        let scales = KeyScales { values, of_page };
-        cpu::decode_scaled(&codec, &vec![0; codec.layout().words()], Some(&scales)).is_err()
-    };
-    let one = vec![f16::ONE; dim];
-    assert!(!bad(&one, &[0]));
-    assert!(bad(&one, &[1]) && bad(&one, &[]) && bad(&one[1..], &[0]));
-    assert!(bad(&vec![f16::NAN; dim], &[0]) && bad(&vec![f16::ZERO; dim], &[0]));
 }

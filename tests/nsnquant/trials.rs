@@ -156,8 +156,8 @@ fn the_baseline_device_packs_the_same_pages() {
         let values = rows(&mut Random(2), Kind::Normal, 192, dim);
         let data = typed(&values, wgkv::shape::Dtype::F16);
         let starts = [0, 64, 128];
-        let pages = encode_on(&baseline, &codec, data.elements(), &[], &starts).expect("pages");
-        let same = encode_on(context(), &codec, data.elements(), &[], &starts).expect("pages");
+        let pages = encode_on(&baseline, &codec, data.elements(), &starts).expect("pages");
+        let same = encode_on(context(), &codec, data.elements(), &starts).expect("pages");
         assert_eq!(pages, same, "dim {dim}");
     }
     let complaint = pollster::block_on(scope.pop());

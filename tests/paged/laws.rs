@@ -15,6 +15,7 @@ use crate::world::{Finish, World, tell};
 /// A pool of small pages, a few to a slab.
 pub fn config() -> PoolConfig {
     PoolConfig {
+        key_scale: false,
         profile: Default::default(),
         rope: None,
         layers: 2,

@@ -174,16 +174,18 @@ fn config() -> impl Strategy<Value = PoolConfig> {
     let chunk = prop::sample::select(vec![16usize, 16, 17, 32, 64]);
     let raw = prop::sample::select(vec![Dtype::F16, Dtype::F16, Dtype::Bf16]);
     let rows = (chunk, 0usize..6, prop::sample::select(vec![0usize, 1, 7, 16, 20]));
-    let shape = (1usize..3, 1usize..4, dims(), dims(), bits);
+    let shape = (1usize..3, 1usize..4, dims(), dims(), (bits, any::<bool>()));
     let turned = (prop::option::of(prop::sample::select(Pairing::ALL.to_vec())), any::<bool>());
     (shape, rows, raw, 0u64..4, 2u64..24, turned).prop_map(
         |((layers, heads, head_dim_k, head_dim_v, bits), rows, raw, slab, budget, turned)| {
+            let (bits, key_scale) = bits;
             let (chunk, sinks, recent) = rows;
             let (pairing, paper) = turned;
             // All channels turn, or the first half.
             let channels = if paper { head_dim_k } else { head_dim_k / 2 };
             let rope = pairing.and_then(|pairing| Rope::with_theta(pairing, 1e4, channels).ok());
             let mut config = PoolConfig {
+                key_scale,
                 profile: if paper { Profile::Paper } else { Profile::Compat },
                 rope,
                 layers,

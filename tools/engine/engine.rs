@@ -57,6 +57,7 @@ impl<'a> Engine<'a> {
     /// An engine without sequences.
     pub fn new(context: &'a Context, model: Model) -> Answer<Self> {
         let config = PoolConfig {
+            key_scale: false,
             profile: Default::default(),
             rope: None,
             layers: model.layers,

@@ -192,6 +192,9 @@ pub struct Packing {
     /// or as published, with keys packed without their rotary embedding
     #[arg(long, value_enum, default_value = "compat")]
     pub profile: Profile,
+    /// Pack keys under a scale of each head's channels, fixed from its first chunks
+    #[arg(long)]
+    pub key_scale: bool,
     #[command(flatten)]
     pub rope: RopeArgs,
     /// Codebooks codebook_signed and codebook_magnitude, f32 [256, 8] [default: built in]

@@ -94,6 +94,8 @@ impl Bytes {
             bytes.before += size(input.bytes().len());
             bytes.codes += size(pages * layout.code_bytes());
             bytes.scales += size(pages * layout.scale_bytes());
+            let factors = side.scales.as_ref().map_or(0, |scales| scales.values.len());
+            bytes.scales += 2 * size(factors);
             bytes.means += size(pages * layout.mean_bytes());
             bytes.padding += size(pages * (4 * layout.words() - layout.data_bytes()));
             bytes.raw += size(side.raw.elements().bytes().len());

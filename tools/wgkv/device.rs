@@ -8,7 +8,7 @@ use wgkv::Error;
 use wgkv::attention::{AttendConfig, CacheView, Queries, gpu as attention};
 use wgkv::gpu::{Context, DeviceTensor, Slice};
 use wgkv::nestedkv::{Budget, EvictConfig, ScoreConfig, gpu as nestedkv};
-use wgkv::nsnquant::{Codec, gpu as nsnquant};
+use wgkv::nsnquant::{Codec, KeyScales, gpu as nsnquant};
 use wgkv::shape::{Dtype, Elements, Tensor};
 use wgkv::wgpu::Buffer;
 
@@ -142,6 +142,7 @@ pub fn encode(
     data: Elements<'_>,
     positions: &[u32],
     starts: &[u32],
+    scales: Option<&KeyScales<'_>>,
 ) -> Result<Vec<u32>, Fail> {
     let layout = *codec.layout();
     let (dim, chunk) = (layout.head_dim(), layout.chunk());
@@ -160,6 +161,7 @@ pub fn encode(
             let positions = context.upload("positions", own)?;
             let size = 4 * (part.len() * layout.words()) as u64;
             let pages = context.create("pages", size)?;
+            let scales = DeviceScales::upload(context, scales, &part)?;
             nsnquant::encode_at(
                 rec,
                 &device_codec,
@@ -170,6 +172,7 @@ pub fn encode(
                 Slice::all(&starts),
                 part.len(),
                 Slice::all(&pages),
+                DeviceScales::view(&scales, dim),
             )?;
             Ok(vec![rec.read_back(Slice::all(&pages))?])
         })?;
@@ -185,6 +188,7 @@ pub fn decode(
     codec: &Codec,
     pages: &[u32],
     positions: &[u32],
+    scales: Option<&KeyScales<'_>>,
 ) -> Result<Vec<f32>, Fail> {
     let layout = *codec.layout();
     let (dim, chunk) = (layout.head_dim(), layout.chunk());
@@ -202,6 +206,7 @@ pub fn decode(
             let positions = context.upload("positions", bytemuck::cast_slice(own))?;
             let starts = context.upload("starts", bytemuck::cast_slice(&starts))?;
             let out = context.create("rows", 4 * (total_rows * dim) as u64)?;
+            let scales = DeviceScales::upload(context, scales, &part)?;
             nsnquant::decode_at(
                 rec,
                 &device_codec,
@@ -212,6 +217,7 @@ pub fn decode(
                 Slice::all(&out),
                 Dtype::F32,
                 total_rows,
+                DeviceScales::view(&scales, dim),
             )?;
             Ok(vec![rec.read_back(Slice::all(&out))?])
         })?;
@@ -219,6 +225,34 @@ pub fn decode(
         Ok(())
     })?;
     Ok(rows)
+}
+
+/// Key scales, and the numbers of a part of the pages.
+struct DeviceScales([Buffer; 2]);
+
+impl DeviceScales {
+    fn upload(
+        context: &Context,
+        scales: Option<&KeyScales<'_>>,
+        pages: &Range<usize>,
+    ) -> wgkv::Result<Option<Self>> {
+        let Some(KeyScales { values, of_page }) = scales else { return Ok(None) };
+        let numbers = &of_page[pages.clone()];
+        Ok(Some(Self([
+            context.upload("key scales", bytemuck::cast_slice(values))?,
+            context.upload("numbers", bytemuck::cast_slice(numbers))?,
+        ])))
+    }
+
+    fn view(
+        scales: &Option<Self>,
+        dim: usize,
+    ) -> Option<(nsnquant::DeviceKeyScales<'_>, Slice<'_>)> {
+        let [values, numbers] = &scales.as_ref()?.0;
+        let count = values.size() as usize / 2 / dim;
+        let values = nsnquant::DeviceKeyScales { values: Slice::all(values), count };
+        Some((values, Slice::all(numbers)))
+    }
 }
 
 /// Attends; outputs `[B, Hq, Nq, D of the values]`.
@@ -274,6 +308,7 @@ struct DeviceCache {
     raw: [Buffer; 4],
     pages: usize,
     packed: Option<[Buffer; 4]>,
+    key_scales: Option<Buffer>,
 }
 
 impl DeviceCache {
@@ -305,7 +340,12 @@ impl DeviceCache {
                 ])
             }
         };
+        let scales = view.packed.and_then(|packed| packed.key_scales).map(|scales| {
+            let part = &scales[rows.start * view.head_dim_k..rows.end * view.head_dim_k];
+            context.upload("key scales", bytemuck::cast_slice(part))
+        });
         Ok(Self {
+            key_scales: scales.transpose()?,
             raw_tokens: range(view.raw_offsets, 1).len(),
             raw: [
                 list(&local(view.raw_offsets))?,
@@ -328,6 +368,7 @@ impl DeviceCache {
         let packed = self.packed.as_ref().zip(codecs).map(|(buffers, [keys, values])| {
             let [page_offsets, key_pages, value_pages, page_positions] = buffers;
             attention::DevicePackedView {
+                key_scales: self.key_scales.as_ref().map(Slice::all),
                 keys,
                 values,
                 pages: self.pages,

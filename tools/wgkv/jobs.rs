@@ -3,7 +3,7 @@
 use half::f16;
 use wgkv::attention::{self, AttendConfig, CacheView, Queries};
 use wgkv::nestedkv::{self, EvictConfig, ScoreConfig};
-use wgkv::nsnquant::{self, Codec};
+use wgkv::nsnquant::{self, Codec, KeyScales};
 use wgkv::shape::{Elements, Tensor};
 
 use crate::device;
@@ -73,31 +73,34 @@ impl Engine {
         }
     }
 
-    /// Packs the chunks that start at the token rows `starts`, ascending; the rows stand at
-    /// `positions`.
+    /// Packs the chunks that start at the token rows `starts`, ascending, under key scales if any; the
+    /// rows stand at `positions`.
     pub fn encode(
         &self,
         codec: &Codec,
         data: Elements<'_>,
         positions: &[u32],
         starts: &[u32],
+        scales: Option<&KeyScales<'_>>,
     ) -> Result<Vec<u32>, Fail> {
         match self {
-            Self::Cpu => Ok(nsnquant::cpu::encode_at(codec, data, positions, starts, None)?),
-            Self::Gpu(gpu) => device::encode(gpu, codec, data, positions, starts),
+            Self::Cpu => Ok(nsnquant::cpu::encode_at(codec, data, positions, starts, scales)?),
+            Self::Gpu(gpu) => device::encode(gpu, codec, data, positions, starts, scales),
         }
     }
 
-    /// Decodes pages, `[pages * chunk, D]`, whose rows stand at `positions`.
+    /// Decodes pages, `[pages * chunk, D]`, that are under key scales if any and whose rows stand at
+    /// `positions`.
     pub fn decode(
         &self,
         codec: &Codec,
         pages: &[u32],
         positions: &[u32],
+        scales: Option<&KeyScales<'_>>,
     ) -> Result<Vec<f32>, Fail> {
         match self {
-            Self::Cpu => Ok(nsnquant::cpu::decode_at(codec, pages, positions, None)?),
-            Self::Gpu(gpu) => device::decode(gpu, codec, pages, positions),
+            Self::Cpu => Ok(nsnquant::cpu::decode_at(codec, pages, positions, scales)?),
+            Self::Gpu(gpu) => device::decode(gpu, codec, pages, positions, scales),
         }
     }
 

@@ -11,6 +11,7 @@
 //! | `layers.<i>.k.pages`, `.v.pages` | U32 | `[pages, words of a page]` |
 //! | `layers.<i>.k.rope` | F32 | `[pairs]`, inverse frequencies, where packed keys are without their rotary embedding |
 //! | `layers.<i>.k.raw`, `.v.raw` | F16 or BF16 | `[raw token rows, D]` |
+//! | `layers.<i>.k.scale` | F16 | `[rows, D]`, key scale of each row, only where keys are under one |
 //!
 //! and once `codebook_signed`, `codebook_magnitude` F32 `[256, 8]`, with the profile tuned also
 //! `codebook_plain` F32 `[3712]`, the books of 1 to 4 bits one after the other. The metadata hold
@@ -19,9 +20,10 @@
 use std::io::{Read, Seek};
 use std::sync::Arc;
 
+use half::f16;
 use serde::{Deserialize, Serialize};
 use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE, Profile};
-use wgkv::nsnquant::{Codebook, Codec, Pairing, Rope};
+use wgkv::nsnquant::{Codebook, Codec, KeyScales, Pairing, Rope, check_factors};
 use wgkv::shape::check_offsets;
 
 use crate::file::{Data, Fail, FileDtype, Header, Output, Payload, Source, shown};
@@ -61,6 +63,38 @@ pub struct Side {
     pub pages: Vec<u32>,
     /// `[raw token rows, D]`: of each row the sinks, then the tail.
     pub raw: Data,
+    /// Key scales that the pages are packed under, if any.
+    pub scales: Option<Scales>,
+}
+
+impl Side {
+    /// The key scales of the pages.
+    pub fn scales(&self) -> Option<KeyScales<'_>> {
+        self.scales.as_ref().map(Scales::view)
+    }
+}
+
+/// Key scales of a layer.
+#[derive(Clone, Debug)]
+pub struct Scales {
+    /// `[rows, D]`.
+    pub values: Vec<f16>,
+    /// Row of each page.
+    of_page: Vec<u32>,
+}
+
+impl Scales {
+    /// The scales of rows that have so many pages.
+    pub fn new(values: Vec<f16>, page_offsets: &[u32]) -> Self {
+        let pages = page_offsets.windows(2).map(|row| (row[1] - row[0]) as usize);
+        let of_page = pages.zip(0u32..).flat_map(|(n, row)| std::iter::repeat_n(row, n)).collect();
+        Self { values, of_page }
+    }
+
+    /// As the library takes them.
+    pub fn view(&self) -> KeyScales<'_> {
+        KeyScales { values: &self.values, of_page: &self.of_page }
+    }
 }
 
 /// A packed layer.
@@ -148,6 +182,11 @@ impl Packed {
             let layout = *side.codec.layout();
             let pages_shape = [pages, layout.words()];
             output.put(name(&format!("{tensor}.pages")), &pages_shape, Payload::U32(side.pages));
+            if let Some(scales) = side.scales {
+                let shape = [self.offsets.len() - 1, layout.head_dim()];
+                let values = Payload::F16(scales.values);
+                output.put(name(&format!("{tensor}.scale")), &shape, values);
+            }
             let raw_shape = [raw, layout.head_dim()];
             output.put(name(&format!("{tensor}.raw")), &raw_shape, Payload::from(side.raw));
         }
@@ -237,7 +276,12 @@ impl Packed {
             None
         };
         let raw = total - pages * note.chunk;
-        let k = side(source, &name("k.pages"), &name("k.raw"), k_codec, pages, raw)?;
+        let mut k = side(source, &name("k.pages"), &name("k.raw"), k_codec, pages, raw)?;
+        if names.contains_key("k.scale") {
+            let scale = name("k.scale");
+            let values = key_scale(source, &scale, [rows, note.k_dim])?;
+            k.scales = Some(Scales::new(values, &page_offsets));
+        }
         let v = side(source, &name("v.pages"), &name("v.raw"), v_codec, pages, raw)?;
         Ok(Self { note, offsets, page_offsets, positions, k, v })
     }
@@ -285,7 +329,21 @@ fn side<R: Read + Seek>(
     }
     let (_, pages) = source.exactly::<u32>(pages_name, FileDtype::U32, 2)?;
     let (_, raw) = source.floats(raw_name, 2)?;
-    Ok(Side { codec, pages, raw })
+    Ok(Side { codec, pages, raw, scales: None })
+}
+
+/// Reads key scales `[rows, D]`.
+fn key_scale<R: Read + Seek>(
+    source: &mut Source<R>,
+    name: &str,
+    shape: [usize; 2],
+) -> Result<Vec<f16>, Fail> {
+    let (got, values) = source.exactly::<f16>(name, FileDtype::F16, 2)?;
+    if got != shape {
+        return Err(source.fail(name, format!("has shape {got:?}, expected {shape:?}")));
+    }
+    check_factors(&values).map_err(|e| Fail::from(e).at(shown(name)).at(source.name()))?;
+    Ok(values)
 }
 
 /// What the metadata say of a layer.

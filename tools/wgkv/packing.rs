@@ -10,7 +10,7 @@ use wgkv::nsnquant::{Codebook, Codec};
 use crate::args::{Packing, Profile};
 use crate::engine::Engine;
 use crate::file::{Data, Fail, Source};
-use crate::packed::{Note, Packed, Place, Side, places, read_codebook};
+use crate::packed::{Note, Packed, Place, Scales, Side, places, read_codebook};
 use crate::ragged::Ragged;
 use crate::report::say;
 use crate::rope::Choice;
@@ -22,6 +22,7 @@ pub struct Spec {
     pub profile: wgkv::layout::Profile,
     pub rope: Choice,
     pub bits: [Bits; 2],
+    pub key_scale: bool,
     pub chunk: usize,
     pub sinks: usize,
     pub recent: usize,
@@ -61,6 +62,7 @@ impl Spec {
             profile,
             rope,
             bits,
+            key_scale: packing.key_scale,
             chunk: packing.chunk as usize,
             sinks: sinks as usize,
             recent: packing.recent as usize,
@@ -101,11 +103,16 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
         .map(|start| start as u32)
         .collect();
     let positions = layer.all_positions();
-    let side = |codec: Codec, data: &Data, name: &str| -> Result<Side, Fail> {
-        let pages = engine.encode(&codec, data.elements(), &positions, &starts);
+    let scales = match spec.key_scale {
+        true => Some(key_scales(&layer.k, layer.k_dim, &places, spec.chunk, &page_offsets)?),
+        false => None,
+    };
+    let side = |codec: Codec, data: &Data, name: &str, scales: Option<Scales>| {
+        let held = scales.as_ref().map(Scales::view);
+        let pages = engine.encode(&codec, data.elements(), &positions, &starts, held.as_ref());
         let pages = pages.map_err(|e| e.at(name))?;
         let raw = raw_rows(data, &places, codec.layout().head_dim()).map_err(|e| e.at(name))?;
-        Ok(Side { codec, pages, raw })
+        Ok::<Side, Fail>(Side { codec, pages, raw, scales })
     };
     let note = Note {
         batch: layer.batch,
@@ -123,11 +130,28 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
     Ok(Packed {
         note,
         page_offsets,
-        k: side(k_codec, &layer.k, &layer.names[0])?,
-        v: side(v_codec, &layer.v, &layer.names[1])?,
+        k: side(k_codec, &layer.k, &layer.names[0], scales)?,
+        v: side(v_codec, &layer.v, &layer.names[1], None)?,
         offsets: layer.offsets.clone(),
         positions: layer.positions.clone(),
     })
+}
+
+/// The key scale of each row, fixed from the first chunks of it that are packed. The host does it
+/// whatever packs the pages, so those of two devices can be compared.
+fn key_scales(
+    keys: &Data,
+    dim: usize,
+    places: &[Place],
+    chunk: usize,
+    page_offsets: &[u32],
+) -> Result<Scales, Fail> {
+    let mut values = Vec::with_capacity(places.len() * dim);
+    for place in places {
+        let rows = keys.elements().slice(place.packed.start * dim..place.packed.end * dim);
+        values.extend(wgkv::nsnquant::key_scale(rows, dim, chunk)?);
+    }
+    Ok(Scales::new(values, page_offsets))
 }
 
 /// The rows that stay raw, as f16; as bf16 where a bf16 value is beyond f16.
@@ -177,7 +201,8 @@ pub fn restore(
     places: &[Place],
     positions: &[u32],
 ) -> Result<Vec<f32>, Fail> {
-    let decoded = engine.decode(&side.codec, &side.pages, &packed_rows(places, positions))?;
+    let positions = packed_rows(places, positions);
+    let decoded = engine.decode(&side.codec, &side.pages, &positions, side.scales().as_ref())?;
     let raw = side.raw.elements();
     let raw: Vec<f32> = (0..raw.len()).map(|i| raw.get(i)).collect();
     Ok(weave(&raw, &decoded, places, side.codec.layout().head_dim()))
@@ -191,7 +216,8 @@ pub fn restore_f16(
     positions: &[u32],
     name: &str,
 ) -> Result<Vec<f16>, Fail> {
-    let decoded = engine.decode(&side.codec, &side.pages, &packed_rows(places, positions))?;
+    let positions = packed_rows(places, positions);
+    let decoded = engine.decode(&side.codec, &side.pages, &positions, side.scales().as_ref())?;
     let decoded = saturate(&decoded, name);
     let raw = match &side.raw {
         Data::F16(rows) => rows.clone(),

@@ -33,6 +33,11 @@ struct PackedParams {
     positions_at: u32,
     key_book: u32,
     value_book: u32,
+    // Where the queries times the rows' key scales lie, transformed; 0 where there are none.
+    scaled_at: u32,
+    _pad0: u32,
+    _pad1: u32,
+    _pad2: u32,
 }
 
 const PACKED_MIN_NORM: f32 = 1e-8;
@@ -79,6 +84,20 @@ fn packed_squares(lane: u32) {
             packed_value_square[i] =
                 packed_square(packed_value_row(2u * i), packed_value_row(2u * i + 1u));
         }
+    }
+}
+
+// Puts what meets the centroids of keys before the workgroup. A barrier must follow.
+fn packed_show(lane: u32, query: vec4<u32>) {
+    let at = params.packed.scaled_at;
+    if at == 0u {
+        attend_show(lane, query, HEAD_DIM);
+        return;
+    }
+    for (var c = lane; c < HEAD_DIM; c += SOFTMAX_LANES) {
+        let word = query * HEAD_DIM + vec4<u32>(at + c);
+        attend_query[c] = bitcast<vec4<f32>>(vec4<u32>(
+            prepared[word.x], prepared[word.y], prepared[word.z], prepared[word.w]));
     }
 }
 

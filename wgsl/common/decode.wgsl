@@ -3,9 +3,9 @@
 // sums.
 // Tokens come in batches that fill hadamard_data. A lane owns two pieces of a batch.
 // With a rotary embedding the mean is turned to the token's position.
-// Needs element.wgsl, page.wgsl, hadamard.wgsl, grid.wgsl, divide.wgsl and rope.wgsl,
+// Needs element.wgsl, page.wgsl, hadamard.wgsl, grid.wgsl, divide.wgsl, rope.wgsl and key_scale.wgsl,
 // decode_position (place) -> u32 for the position of a token, these bindings: `pages` (read), `book`
-// (read), `rows` (written), `params` with dtype, sign_offset, s1_offset, s2_offset, o_offset,
+// (read), `key_scales` (read), `rows` (written), `params` with dtype, sign_offset, s1_offset, s2_offset, o_offset,
 // grid_offset, scale and norm, and the codec's constants (src/nsnquant/gpu/device.rs).
 
 const LANES: u32 = HADAMARD_LANES;
@@ -131,12 +131,16 @@ fn own_mean(token: u32, channel: u32) -> f32 {
     return rope_forward(place, turn, wg_mean[channel], wg_mean[place.other]);
 }
 
-// Value `at` of the batch, restored.
-fn restore(at: u32) -> f32 {
+// Value `at` of the batch, restored; with KEY_SCALED that of keys under the scale at a word.
+fn restore(at: u32, key_scale: u32) -> f32 {
     let token = batch_token(at >> 3u);
     let channel = at - token * HEAD_DIM;
     let s1 = wg_s1[token];
-    let inner = wg_s2[token] * (hadamard_data[at] * wg_gain[token]) + own_mean(token, channel);
+    var value = hadamard_data[at];
+    if KEY_SCALED == 1u {
+        value *= key_scale_factor(key_scale, channel);
+    }
+    let inner = wg_s2[token] * (value * wg_gain[token]) + own_mean(token, channel);
     if s1 > HUGE {
         return clamp((s1 * SHRINK) * inner, -LIMIT * SHRINK, LIMIT * SHRINK) * GROW;
     }
@@ -152,9 +156,9 @@ fn narrow(value: f32) -> u32 {
     return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
 }
 
-// Unpacks `chunk` tokens of the page at word `page`, whose positions are those from `row` on, into rows
-// that start at word `out` of `rows`. To be called by the whole workgroup.
-fn decode_chunk(lane: u32, chunk: u32, page: u32, row: u32, out: u32) {
+// Unpacks `chunk` tokens of the page at word `page`, whose positions are those from place `row` on,
+// into rows that start at word `out` of `rows`. To be called by the whole workgroup.
+fn decode_chunk(lane: u32, chunk: u32, page: u32, row: u32, out: u32, key_scale: u32) {
     let place = vec2<u32>(lane, lane + LANES);
     let token = vec2<u32>(batch_token(place.x), batch_token(place.y));
     load_mean(lane, page);
@@ -204,12 +208,12 @@ fn decode_chunk(lane: u32, chunk: u32, page: u32, row: u32, out: u32) {
         let at_first = first * HEAD_DIM;
         if params.dtype == 0u {
             for (var at = lane; at < count; at += LANES) {
-                rows[out + at_first + at] = bitcast<u32>(restore(at));
+                rows[out + at_first + at] = bitcast<u32>(restore(at, key_scale));
             }
         } else {
             for (var pair = lane; pair < (count >> 1u); pair += LANES) {
-                let low = narrow(restore(2u * pair));
-                let high = narrow(restore(2u * pair + 1u));
+                let low = narrow(restore(2u * pair, key_scale));
+                let high = narrow(restore(2u * pair + 1u, key_scale));
                 rows[out + (at_first >> 1u) + pair] = low | (high << 16u);
             }
         }

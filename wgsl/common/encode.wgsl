@@ -3,9 +3,9 @@
 // Twin: src/nsnquant/cpu/encode.rs, with the same order of sums.
 // It goes over the tokens twice, in batches that fill hadamard_data: for s1 and o, then for the rest.
 // A lane owns two pieces of a batch, `place` and `place + LANES`.
-// Needs element.wgsl, hadamard.wgsl, grid.wgsl, divide.wgsl, rope.wgsl and nearest.wgsl,
-// encode_position (place) -> u32 for the position of a token row, these bindings: `data` (read), `book` (uniform),
-// `pages` (written), `params` with dtype, chunk, sign_offset, s1_offset, s2_offset, o_offset,
+// Needs element.wgsl, hadamard.wgsl, grid.wgsl, divide.wgsl, rope.wgsl, key_scale.wgsl and nearest.wgsl,
+// encode_position (place) -> u32 for the position of a token row, these bindings: `data` (read),
+// `book` (uniform), `key_scales` (read), `pages` (written), `params` with dtype, chunk, sign_offset, s1_offset, s2_offset, o_offset,
 // grid_offset and scale, and the codec's constants (src/nsnquant/gpu/device.rs).
 
 const LANES: u32 = HADAMARD_LANES;
@@ -426,10 +426,18 @@ fn write_codes(out: u32, at: u32, group: u32) {
     }
 }
 
+// The centred piece, divided by the key scale that starts at a word.
+fn unscale_piece(piece: Piece, key_scale: u32, channel: u32) -> Piece {
+    return Piece(
+        piece.low / key_scale_four(key_scale, channel),
+        piece.high / key_scale_four(key_scale, channel + 4u),
+    );
+}
+
 // Packs `chunk` tokens, whose elements start at `base` of `data` and whose positions are those from
-// place `row` on, into the page at word `out`; all of params.chunk, or none. To be called by the whole
-// workgroup.
-fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32) {
+// place `row` on, into the page at word `out`; all of params.chunk, or none. With KEY_SCALED they are
+// keys under the scale that starts at word `key_scale`. To be called by the whole workgroup.
+fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32, key_scale: u32) {
     let place = vec2<u32>(lane, lane + LANES);
     let token = vec2<u32>(batch_token(place.x), batch_token(place.y));
     let channel = (place - token * PIECES) * 8u;
@@ -536,6 +544,10 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32) {
             let mean_b = mean_piece(channel.y);
             a = Piece(a.low - mean_a.low, a.high - mean_a.high);
             b = Piece(b.low - mean_b.low, b.high - mean_b.high);
+        }
+        if KEY_SCALED == 1u {
+            a = unscale_piece(a, key_scale, channel.x);
+            b = unscale_piece(b, key_scale, channel.y);
         }
         wg_piece[place.x] = bitcast<u32>(square_sum(a));
         wg_piece[place.y] = bitcast<u32>(square_sum(b));

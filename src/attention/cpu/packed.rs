@@ -259,7 +259,7 @@ impl<'a> Worker<'a> {
             let tokens = tile.len();
             self.keys.read(keys, page.keys, tile.clone());
             let rows = &self.keys.rows[..tokens * dim_k];
-            dot_tile(self.block.rotated, count, rows, dim_k, &mut logits);
+            dot_tile(self.block.shown, count, rows, dim_k, &mut logits);
             let positions = page.positions.get(tile.clone()).unwrap_or(&[]);
             for at in 0..tokens {
                 let mut shared = shared;

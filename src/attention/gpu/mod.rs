@@ -89,7 +89,9 @@ pub fn attend(
     let partials = Partials { buffer: &buffer, queries: queries_of, stride, slot_base: 0 };
     let layouts =
         packed_view.map(|packed| [packed.keys, packed.values].map(|codec| codec.layout()));
-    let prepared = rotate::record(rec, &plan, queries, None, layouts.map(|[keys, _]| keys))?;
+    let scales = packed_view.and_then(|packed| packed.key_scales);
+    let keys = layouts.map(|[keys, _]| keys);
+    let prepared = rotate::record(rec, &plan, queries, None, keys, scales)?;
     if raw > 0 {
         raw::record(rec, &plan, view, &prepared, &partials, [raw, slots])?;
     }

@@ -1,6 +1,7 @@
 //! Partial states over packed pages. Twin: `src/attention/cpu/packed.rs`.
 
 use super::block::{Partials, page_params};
+use super::rotate::Prepared;
 use super::view::DevicePackedView;
 use super::{head_dim_variant, head_dims, positions, rope_constants, rope_constants_of_all};
 use crate::attention::params::PackedParams;
@@ -81,14 +82,14 @@ pub(super) fn record(
     rec: &mut Recorder<'_>,
     plan: &Plan,
     view: &DevicePackedView<'_>,
-    prepared: &wgpu::Buffer,
+    prepared: &Prepared,
     partials: &Partials<'_>,
     [splits, slots]: [usize; 2],
 ) -> Result<()> {
     let by_splits = Magic::of(splits);
     let params = PackedParams {
         attend: partials.params(plan, LANES),
-        packed: page_params(view.keys.layout(), view.values.layout()),
+        packed: page_params(view.keys.layout(), view.values.layout(), prepared),
         kv_rows: plan.kv_rows as u32,
         total: view.pages as u32,
         splits: splits as u32,
@@ -99,7 +100,7 @@ pub(super) fn record(
         splits_shift2: by_splits.shift2,
     };
     let mut slices = vec![
-        Slice::all(prepared),
+        Slice::all(&prepared.buffer),
         view.page_offsets,
         view.key_pages,
         view.value_pages,

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use super::block::{BLOCK, Partials, stride};
-use super::rotate::DeviceFirsts;
+use super::rotate::{DeviceFirsts, Prepared};
 use super::tables::{DeviceTables, Launch, SLABS};
+use super::view::holds;
 use super::{DeviceAttended, DeviceQueries, merge, outputs, paged_packed, paged_raw, plan, rotate};
 use crate::attention::config::{Causal, PagedAttend};
 use crate::attention::params::PagedParams;
@@ -39,6 +40,9 @@ pub struct DevicePagedView<'a> {
     pub tables: &'a DeviceTables,
     /// The slabs of the layer by class ([`PageClass::index`]) and by number.
     pub slabs: [&'a [Option<wgpu::Buffer>]; 3],
+    /// f16, the key scale that the packed pages of each row are under, `[rows, head_dim_k]`, if any;
+    /// that of a row without such pages is of no account.
+    pub key_scales: Option<Slice<'a>>,
 }
 
 /// One dispatch over the units of a class.
@@ -48,7 +52,7 @@ pub(super) struct Units<'a> {
     /// Slabs that differ.
     pub(super) count: usize,
     pub(super) spills: bool,
-    pub(super) prepared: Slice<'a>,
+    pub(super) prepared: &'a Prepared,
 }
 
 /// Records the attention of queries over the rows of a batch: the answers of a member are the same
@@ -112,7 +116,13 @@ pub fn attend_paged(
         }
     };
     let layouts = view.layout.packed().filter(|_| packed);
-    let prepared = rotate::record(rec, &plan, queries, firsts, layouts.map(|[keys, _]| keys))?;
+    let scales = view.key_scales.filter(|_| packed);
+    if let Some(scales) = scales {
+        let [dim, _] = view.layout.head_dims();
+        holds("key_scales", scales, 2, tables.rows().saturating_mul(dim))?;
+    }
+    let keys = layouts.map(|[keys, _]| keys);
+    let prepared = rotate::record(rec, &plan, queries, firsts, keys, scales)?;
     let buffer = rec.context().create("wgkv attention partials", rounds.bytes)?;
     for first in (0..plan.per_row).step_by(rounds.span) {
         for rows in &rounds.rows {
@@ -146,7 +156,7 @@ pub fn attend_paged(
                         slabs,
                         count: launch.slabs.len(),
                         spills: launch.spills,
-                        prepared: Slice::all(&prepared),
+                        prepared: &prepared,
                     };
                     match (class, book) {
                         (PageClass::Packed, Some(book)) => {

@@ -91,13 +91,13 @@ pub(super) fn record(
             positions_at: view.layout.positions_offset(class) as u32,
             key_book: book.first_four(keys),
             value_book: book.first_four(values),
-            ..page_params(keys, values)
+            ..page_params(keys, values, units.prepared)
         },
         paged: units.params,
     };
     let [a, b, c, d] = units.slabs;
     let mut slices = vec![
-        units.prepared,
+        Slice::all(&units.prepared.buffer),
         view.tables.lists(),
         Slice::all(book.buffer()),
         a,

@@ -51,6 +51,9 @@ pub struct DevicePackedView<'a> {
     /// u32, positions of the tokens `[pages, chunk]`; needed where attention is causal or the key
     /// codec knows a rotary embedding.
     pub page_positions: Option<Slice<'a>>,
+    /// f16, the key scale that the pages of each row are packed under, `[kv_rows, head_dim_k]`, if
+    /// any. Nothing checks the factors: one that is not from 2^-10 to 2^10 counts as 1.
+    pub key_scales: Option<Slice<'a>>,
 }
 
 /// Queries on the device, `[batch, heads, tokens, head_dim]`; see
@@ -103,6 +106,9 @@ impl DeviceCacheView<'_> {
         holds("key_pages", packed.key_pages, 4, words)?;
         let words = packed.pages.saturating_mul(values.layout().words());
         holds("value_pages", packed.value_pages, 4, words)?;
+        if let Some(scales) = packed.key_scales {
+            holds("key_scales", scales, 2, self.kv_rows.saturating_mul(self.head_dim_k))?;
+        }
         let needed = causal || keys.rope().is_some();
         positions("page_positions", packed.page_positions, tokens, needed)
     }
@@ -119,7 +125,12 @@ pub(super) fn check_count(argument: &'static str, count: usize) -> Result<()> {
 }
 
 /// Refuses a slice that holds fewer elements of `bytes` bytes than `expected`.
-fn holds(argument: &'static str, slice: Slice<'_>, bytes: usize, expected: usize) -> Result<()> {
+pub(super) fn holds(
+    argument: &'static str,
+    slice: Slice<'_>,
+    bytes: usize,
+    expected: usize,
+) -> Result<()> {
     let got = (slice.size / bytes as u64) as usize;
     length(argument, got.min(expected), expected)
 }

@@ -9,6 +9,7 @@ mod paged;
 mod pages;
 pub mod restore;
 pub mod rows;
+pub mod scales;
 mod transfer;
 pub mod write;
 

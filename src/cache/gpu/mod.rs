@@ -11,6 +11,7 @@ mod paged;
 mod pages;
 pub mod restore;
 pub mod rows;
+pub mod scales;
 mod slabs;
 mod transfer;
 pub mod write;
@@ -314,7 +315,7 @@ impl LayerCache {
         let positions = positions_of(rec, codec, all)?;
         let at = positions.as_ref().map(Slice::all);
         let [pages, places, out] = [pages, &places, out].map(Slice::all);
-        gpu::decode_at(rec, codec, pages, starts.len(), at, places, out, dtype, total_rows)
+        gpu::decode_at(rec, codec, pages, starts.len(), at, places, out, dtype, total_rows, None)
     }
 
     fn encode(
@@ -342,6 +343,7 @@ impl LayerCache {
                 Slice::all(&places),
                 starts.len(),
                 Slice::all(&all[side]),
+                None,
             )?;
         }
         let held = || self.ledger.hold(SIDES.iter().map(|&side| self.page_bytes(side)).sum());

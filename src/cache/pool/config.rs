@@ -31,6 +31,15 @@ pub struct PoolConfig {
     /// ([`Codec::with_rope`](crate::nsnquant::Codec::with_rope)); `None` packs keys as they come. Raw
     /// rows stay as they come.
     pub rope: Option<Rope>,
+    /// Whether packed keys of a head are under a key scale of its own
+    /// ([`key_scale`](crate::nsnquant::key_scale)), one f16 a channel in its sink page. It is fixed
+    /// when the head is first packed, from the chunks of the prompt that are packed then, 8 at most,
+    /// or else from the first chunk; so it depends on the tokens, not on how they came. It stays as
+    /// long as anything is packed. Forks share it; a trim that leaves nothing packed ends it.
+    ///
+    /// Pages of two caches can be compared only where both have one scale: the two paths fix factors
+    /// that may differ by one step of f16.
+    pub key_scale: bool,
     /// Rows of a page and of a packed chunk (the residual length of arXiv 2505.18231; 64, and 128
     /// advised at 1 bit).
     pub chunk: usize,
@@ -83,6 +92,7 @@ impl PoolConfig {
             self.head_dim_k,
             self.head_dim_v,
             self.bits.map(|(keys, values)| [scheme(keys), scheme(values)]),
+            self.key_scale,
             self.chunk,
             self.sinks,
             self.slab_bytes,

@@ -4,7 +4,7 @@ use half::f16;
 
 use crate::error::Result;
 use crate::nsnquant::codec::Codec;
-use crate::nsnquant::key_scale::KeyScales;
+use crate::nsnquant::key_scale::{KeyScales, factor};
 
 /// Largest magnitude of a decoded value.
 const LIMIT: f32 = 3.4e38;
@@ -57,7 +57,7 @@ pub fn decode_at(
         let channels = scales.map(|scales| scales.of(number, layout.head_dim()));
         let first = number * layout.chunk();
         let own = positions.get(first..first + layout.chunk()).unwrap_or(&[]);
-        page_rows(codec, page, own, rows, channels);
+        decode_page(codec, page, own, rows, channels);
     };
     #[cfg(feature = "parallel")]
     {
@@ -70,15 +70,12 @@ pub fn decode_at(
 }
 
 /// Unpacks one page into `rows`, `[chunk, head_dim]`, at `positions` `[chunk]`, of which there may be
-/// none where the codec has no rotary embedding.
+/// none where the codec has no rotary embedding, with the key scale that it is packed under, if there
+/// is one.
 ///
 /// # Panics
 /// When `page`, `rows` or `positions` is not of the layout's size.
-pub fn decode_page(codec: &Codec, page: &[u32], positions: &[u32], rows: &mut [f32]) {
-    page_rows(codec, page, positions, rows, None);
-}
-
-fn page_rows(
+pub fn decode_page(
     codec: &Codec,
     page: &[u32],
     positions: &[u32],
@@ -97,7 +94,7 @@ fn page_rows(
         let gain = codec.centroids(page, token, row) * codec.hadamard().scale();
         codec.hadamard().inverse_unscaled(row);
         for (value, channel) in row.iter_mut().zip(channels.unwrap_or(&[])) {
-            *value *= channel.to_f32();
+            *value *= factor(*channel);
         }
         let (s1, s2) = (codec.s1(page, token), codec.s2(page, token));
         let limit = LIMIT / s1.max(1.0);

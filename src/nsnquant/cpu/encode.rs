@@ -8,7 +8,7 @@ use crate::layout::{
 };
 use crate::nsnquant::codebook::square_sum;
 use crate::nsnquant::codec::{Codec, MIN_SCALE};
-use crate::nsnquant::key_scale::KeyScales;
+use crate::nsnquant::key_scale::{KeyScales, factor};
 use crate::primitives::math::min_max;
 use crate::shape::Elements;
 
@@ -174,10 +174,7 @@ impl Scratch {
         self.store_s1(codec);
         self.o.fill(0.0);
         for (index, (token, s1)) in self.x.chunks_exact_mut(dim).zip(&self.s1).enumerate() {
-            // Both scaled alike, so that the divisor stays where every GPU divides accurately.
-            let shrink = if *s1 > HUGE { SHRINK } else { 1.0 };
-            let divisor = *s1 * shrink;
-            token.iter_mut().for_each(|value| *value = *value * shrink / divisor);
+            divide_row(token, *s1);
             let row = match codec.rope() {
                 None => &*token,
                 Some(rope) => {
@@ -214,7 +211,7 @@ impl Scratch {
                 *value -= *o;
             }
             for (value, channel) in token.iter_mut().zip(channels.unwrap_or(&[])) {
-                *value /= channel.to_f32();
+                *value /= factor(*channel);
             }
             let square = token.chunks_exact(PIECE).map(square_sum).fold(0.0, |a, b| a + b);
             *s2 = (square / dim as f32).sqrt().max(MIN_SCALE);
@@ -369,9 +366,17 @@ const SHRINK: f32 = 9.313226e-10;
 /// The largest f32 below 4, an upper bound of a row's scaled root mean square.
 const BELOW_FOUR: f32 = 3.9999998;
 
+/// Divides a row by its scale. Both are shrunk alike where that is needed, so that the divisor stays
+/// where every GPU divides accurately.
+pub(super) fn divide_row(row: &mut [f32], s1: f32) {
+    let shrink = if s1 > HUGE { SHRINK } else { 1.0 };
+    let divisor = s1 * shrink;
+    row.iter_mut().for_each(|value| *value = *value * shrink / divisor);
+}
+
 /// `max(|x| / sqrt(d), 1e-8)`. The row is first multiplied by the power of two that brings its
 /// largest magnitude to 2..4 (or as far as 2^64 goes), so that no square over- or underflows.
-fn row_scale(row: &[f32]) -> f32 {
+pub(super) fn row_scale(row: &[f32]) -> f32 {
     let top = row.iter().map(|x| x.to_bits() & 0x7fff_ffff).fold(0, u32::max);
     let exponent = (top >> 23).max(64);
     let up = f32::from_bits((255 - exponent) << 23);

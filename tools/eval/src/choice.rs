@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result, bail, ensure};
 use wgkv::cache::pool::PoolConfig;
 use wgkv::layout::Bits;
-use wgkv::nsnquant::{Pairing, Profile, Rope};
+use wgkv::nsnquant::{Gain, Pairing, Profile, Rope};
 use wgkv::shape::Dtype;
 
 use crate::fake::Fake;
@@ -28,6 +28,8 @@ pub enum Codec {
         keys: Bits,
         /// Of values.
         values: Bits,
+        /// Whether keys are under a key scale.
+        scaled: bool,
         /// Keys without their rotary embedding.
         still: bool,
     },
@@ -69,9 +71,12 @@ impl fmt::Display for Choice {
 
 impl Choice {
     /// Reads `NAME` or `NAME@OPTIONS`. Names are `f16`, `compat-k2v2`, `tuned-k3v2` (rates of keys and values),
-    /// `paper-k2v2`, whose keys are packed without their rotary embedding, as those of any of them are with
-    /// `-rope` behind it, `int4-g64` (bits and group), `q4_0`, `q8_0`, and `decoded-tuned-k3v2`, which decodes before it
-    /// attends, with `-scaled` behind it where keys have a scale; options are `s`, `w` and `r` with a
+    /// `paper-k2v2`, whose keys are packed without their rotary embedding, as those of the others are with
+    /// `-rope` behind it, `int4-g64` (bits and group), `q4_0`, `q8_0`, and `decoded-tuned-k3v2`, which decodes
+    /// before it attends, with choices behind it: `-scaled` where keys have a scale (packed ones too: before
+    /// `-rope`), `-signs` where channels get
+    /// random signs, `-knorm`, `-kunbiased`, `-vnorm`, `-vunbiased` for another gain, `-k90` and `-v90` for gains of 90% of
+    /// that; options are `s`, `w` and `r` with a
     /// number each, as in `compat-k2v2@s4w16`.
     pub fn parse(text: &str, window: Window) -> Result<Self> {
         let (name, options) = text.split_once('@').unwrap_or((text, ""));
@@ -100,6 +105,7 @@ impl Choice {
             fake.check(chunk, shape.head_dim)?;
         }
         Ok(PoolConfig {
+            key_scale: matches!(self.codec, Codec::Packed { scaled: true, .. }),
             layers: shape.layers,
             heads: shape.kv_heads,
             head_dim_k: shape.head_dim,
@@ -165,19 +171,42 @@ fn codec(name: &str) -> Result<Codec> {
         Some(plain) => (plain, true),
         None => (name, false),
     };
+    let (plain, scaled) = match plain.strip_suffix("-scaled") {
+        Some(plain) => (plain, true),
+        None => (plain, false),
+    };
     if let Some((profile, [keys, values])) = profile(plain) {
         let still = rope || profile == Profile::Paper;
-        return Ok(Codec::Packed { profile, keys, values, still });
+        return Ok(Codec::Packed { profile, keys, values, scaled, still });
     }
     if let Some(inner) = name.strip_prefix("decoded-") {
-        let (inner, scaled) = match inner.strip_suffix("-scaled") {
-            Some(inner) => (inner, true),
-            None => (inner, false),
-        };
+        let mut parts = inner.split('-');
+        let inner = [parts.next(), parts.next()].map(Option::unwrap_or_default).join("-");
         let (profile, rates) =
-            profile(inner).with_context(|| format!("a profile with rates in {name}"))?;
-        let schemes = rates.map(|bits| profile.scheme(bits));
-        return Ok(Codec::Fake(Fake::Decoded { schemes, scaled }));
+            profile(&inner).with_context(|| format!("a profile with rates in {name}"))?;
+        let mut schemes = rates.map(|bits| profile.scheme(bits));
+        let (mut scaled, mut gains) = (false, [100; 2]);
+        let percent = |side: char, part: &str| part.strip_prefix(side)?.parse::<u32>().ok();
+        for part in parts {
+            if let Some(gain) = percent('k', part) {
+                gains[0] = gain;
+                continue;
+            }
+            if let Some(gain) = percent('v', part) {
+                gains[1] = gain;
+                continue;
+            }
+            match part {
+                "scaled" => scaled = true,
+                "signs" => schemes.iter_mut().for_each(|scheme| scheme.signs = Some(1)),
+                "kunbiased" => schemes[0].gain = Gain::Unbiased,
+                "vunbiased" => schemes[1].gain = Gain::Unbiased,
+                "knorm" => schemes[0].gain = Gain::NormPreserving,
+                "vnorm" => schemes[1].gain = Gain::NormPreserving,
+                _ => bail!("{part} in {name}: scaled, signs, kunbiased, vunbiased, knorm or vnorm"),
+            }
+        }
+        return Ok(Codec::Fake(Fake::Decoded { schemes, scaled, gains }));
     }
     if let Some((bits, group)) = name.strip_prefix("int").and_then(|name| name.split_once("-g")) {
         let (bits, group) = (bits.parse()?, group.parse()?);
@@ -211,9 +240,12 @@ mod tests {
         let window = Window { sinks: 4, recent: 16, chunk: 64 };
         let choice = Choice::parse("compat-k2v1@s0w0", window).unwrap();
         let (profile, keys, values) = (Profile::Compat, Bits::Two, Bits::One);
-        let still = false;
-        assert_eq!(choice.codec, Codec::Packed { profile, keys, values, still });
-        for name in ["paper-k2v2", "tuned-k3v2-rope"] {
+        let (scaled, still) = (false, false);
+        assert_eq!(choice.codec, Codec::Packed { profile, keys, values, scaled, still });
+        let choice = Choice::parse("compat-k2v1-scaled", window).unwrap();
+        let scaled = true;
+        assert_eq!(choice.codec, Codec::Packed { profile, keys, values, scaled, still });
+        for name in ["paper-k2v2", "tuned-k3v2-rope", "tuned-k3v2-scaled-rope"] {
             let choice = Choice::parse(name, window).unwrap();
             assert!(matches!(choice.codec, Codec::Packed { still: true, .. }), "{name}");
         }

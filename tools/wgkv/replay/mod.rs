@@ -98,6 +98,9 @@ impl Rows {
 
     fn config(&self, spec: &Spec) -> Result<CacheConfig, Fail> {
         let [k_bits, v_bits] = spec.bits;
+        if spec.key_scale {
+            return Err(Fail::input("replay knows no --key-scale"));
+        }
         Ok(CacheConfig {
             rows: self.count(),
             head_dim_k: self.head_dims[0],
