@@ -91,7 +91,7 @@ fn main() {
     let Some((context, sizes)) = context() else { return };
     let config = PoolConfig {
         key_scale: false,
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         rope: None,
         layers: sizes.layers,
         heads: HEADS,

@@ -10,10 +10,12 @@
 
 mod grid;
 pub mod pool;
+mod preset;
 mod scheme;
 pub mod tables;
 
 pub use grid::Grid;
+pub use preset::Preset;
 pub use scheme::{Gain, MeanDomain, Profile, Scheme};
 
 use half::{bf16, f16};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::counters::Counters;
 use super::plan::Frontier;
 use crate::error::{Error, Result};
-use crate::layout::{Bits, PageLayout, Profile};
+use crate::layout::{Bits, PageLayout, Preset, Profile};
 use crate::nsnquant::{Codebook, Codec, Rope};
 use crate::shape::{Dtype, check_count};
 
@@ -53,6 +53,25 @@ pub(super) struct Incoming {
 }
 
 impl CacheConfig {
+    /// The cache of `rows` rows of f16 keys and values of `head_dims` channels, packed as a preset says
+    /// with the project's own books.
+    pub fn new(preset: &Preset, rows: usize, head_dims: [usize; 2]) -> Self {
+        Self {
+            rows,
+            head_dim_k: head_dims[0],
+            head_dim_v: head_dims[1],
+            k_bits: preset.k_bits,
+            v_bits: preset.v_bits,
+            profile: preset.profile,
+            rope: None,
+            chunk: preset.chunk,
+            sinks: preset.sinks,
+            recent: preset.recent,
+            dtype: Dtype::F16,
+            codebook: Codebook::builtin(),
+        }
+    }
+
     /// Checks everything and returns an empty frontier and the codecs of keys and values.
     pub(super) fn parts(&self) -> Result<(Frontier, [Codec; 2])> {
         if self.rows == 0 {

@@ -183,7 +183,7 @@ pub(super) fn check_evict(
     let min = (pool.layout().sinks() as u64).min(tokens.into());
     if u64::from(config.sinks) < min {
         let (got, max) = (config.sinks.into(), u64::from(u32::MAX));
-        return Err(Error::OutOfRange { argument: "sinks", got, min, max });
+        return Err(Error::OutOfRange { argument: "the eviction's sinks", got, min, max });
     }
     KeepPlan::new(config, tokens as usize).total(rows)?;
     Ok(tokens)

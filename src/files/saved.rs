@@ -357,18 +357,18 @@ fn check_format(header: &Header) -> Result<()> {
     match header.metadata.get("format").map(String::as_str) {
         Some(FORMAT) => {}
         Some(other) => {
-            let reason = format!("is of the format {}, expected {FORMAT}", shown(other));
+            let reason = format!("the file is of the format {}, expected {FORMAT}", shown(other));
             return Err(refuse(reason));
         }
-        None => return Err(refuse(format!("names no format, expected {FORMAT}"))),
+        None => return Err(refuse(format!("the file names no format, expected {FORMAT}"))),
     }
     match header.metadata.get("version").map(String::as_str) {
         Some(VERSION) => Ok(()),
         Some(other) => Err(refuse(format!(
-            "is of version {} of {FORMAT}, only {VERSION} is read",
+            "the file is of version {} of {FORMAT}, only {VERSION} is read",
             shown(other)
         ))),
-        None => Err(refuse(format!("names no version of {FORMAT}"))),
+        None => Err(refuse(format!("the file names no version of {FORMAT}"))),
     }
 }
 
@@ -383,13 +383,13 @@ fn checksum_place(header: &[u8], digits: &str) -> Option<usize> {
 
 fn check_checksum(header: &Header, file: &[u8], start: usize) -> Result<()> {
     let Some(told) = header.metadata.get(CHECKSUM) else {
-        return Err(refuse(format!("has no {CHECKSUM}")));
+        return Err(refuse(format!("the file has no {CHECKSUM}")));
     };
     let hexadecimal = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
     let whole = told.len() == NO_CHECKSUM.len() && told.bytes().all(hexadecimal);
     let place = checksum_place(&file[..start], told).filter(|_| whole);
     let Some(place) = place else {
-        return Err(refuse(format!("has a {CHECKSUM} that is none: {}", shown(told))));
+        return Err(refuse(format!("the file has a {CHECKSUM} that is none: {}", shown(told))));
     };
     let mut hash = Xxh3::new();
     hash.update(&file[..place]);
@@ -399,7 +399,7 @@ fn check_checksum(header: &Header, file: &[u8], start: usize) -> Result<()> {
     if got == *told {
         Ok(())
     } else {
-        Err(refuse(format!("is damaged: its {CHECKSUM} is {got}, the file says {told}")))
+        Err(refuse(format!("the file is damaged: its {CHECKSUM} is {got}, the file says {told}")))
     }
 }
 
@@ -409,18 +409,18 @@ fn check_shape(header: &Header, shape: &[(&'static str, String)]) -> Result<()> 
             Some(got) if got == expected => {}
             None if *key == ROPE && expected == NO_ROPE => {}
             Some(_) | None if *key == ROPE => {
-                return Err(refuse("has keys of another rotary embedding than the pool"));
+                return Err(refuse("the file has keys of another rotary embedding than the pool"));
             }
             None if *key == KEY_SCALE => {
                 if expected != "no" {
-                    return Err(refuse(format!("has no {KEY_SCALE}, the pool has one")));
+                    return Err(refuse(format!("the file has no {KEY_SCALE}, the pool has one")));
                 }
             }
             Some(got) => {
                 let got = shown(got);
-                return Err(refuse(format!("has {key} {got}, the pool has {expected}")));
+                return Err(refuse(format!("the file has {key} {got}, the pool has {expected}")));
             }
-            None => return Err(refuse(format!("does not say its {key}"))),
+            None => return Err(refuse(format!("the file does not say its {key}"))),
         }
     }
     let known = |key: &str| {
@@ -428,7 +428,7 @@ fn check_shape(header: &Header, shape: &[(&'static str, String)]) -> Result<()> 
     };
     match header.metadata.keys().find(|key| !known(key)) {
         Some(key) => Err(refuse(format!(
-            "has the metadata {}, unknown to version {VERSION} of {FORMAT}",
+            "the file has the metadata {}, unknown to version {VERSION} of {FORMAT}",
             shown(key)
         ))),
         None => Ok(()),

@@ -7,24 +7,26 @@ use wgkv::attention::{Causal, PagedAttend, Queries, cpu};
 use wgkv::gpu::{Context, Recorder, Slice};
 use wgkv::judge::attention::{Rows, Rules};
 use wgkv::judge::{codec as judge, from_bf16, from_f16, widen};
-use wgkv::layout::Bits;
 use wgkv::layout::pool::{PageClass, PageId, PoolLayout};
 use wgkv::layout::tables::Tables;
+use wgkv::layout::{Bits, Profile, Scheme};
 use wgkv::nsnquant::cpu::encode_at;
 use wgkv::nsnquant::gpu::{DeviceCodebook, DeviceCodec};
 use wgkv::nsnquant::{Codebook, Codec, KeyScales, Rope};
 use wgkv::shape::{Dtype, Elements};
 use wgkv::wgpu;
 
-use crate::common::judge_rules::rules;
-use crate::common::{Data, Kind, Path, Random, Ruled, codec};
+use crate::common::{Data, Kind, Path, Random, Ruled, rules};
 use crate::support;
 
 /// What all members of a batch share.
 #[derive(Clone, Debug)]
 pub struct Shape {
     pub dims: [usize; 2],
+    /// Rates of the profile compat.
     pub bits: Option<(u32, u32)>,
+    /// Or any schemes.
+    pub schemes: Option<[Scheme; 2]>,
     pub chunk: usize,
     pub sinks: usize,
     pub raw: Dtype,
@@ -45,6 +47,7 @@ impl Shape {
         Self {
             dims: [dim; 2],
             bits: Some((2, 2)),
+            schemes: None,
             chunk: 64,
             sinks: 4,
             raw: Dtype::F16,
@@ -58,11 +61,17 @@ impl Shape {
         }
     }
 
+    /// How keys and values are packed, if they are.
+    fn packed(&self) -> Option<[Scheme; 2]> {
+        let scheme = |bits| Profile::Compat.scheme(Bits::new("bits", bits).expect("1 or 2 bits"));
+        self.schemes.or(self.bits.map(|(keys, values)| [scheme(keys), scheme(values)]))
+    }
+
     pub fn layout(&self) -> PoolLayout {
         let [dim_k, dim_v] = self.dims;
-        let bits = |bits| Bits::new("bits", bits).expect("1 or 2 bits");
-        let rates = self.bits.map(|(keys, values)| (bits(keys), bits(values)));
-        let layout = |bytes| PoolLayout::new(dim_k, dim_v, rates, self.chunk, self.sinks, bytes);
+        let schemes = self.packed();
+        let (chunk, sinks) = (self.chunk, self.sinks);
+        let layout = |bytes| PoolLayout::with(dim_k, dim_v, schemes, false, chunk, sinks, bytes);
         let roomy = layout(1 << 30).expect("a layout");
         let largest = PageClass::ALL.map(|class| roomy.bytes(class)).into_iter().max();
         let raw = roomy.bytes(PageClass::Raw) * self.slab_pages as u64;
@@ -192,9 +201,13 @@ impl Batch {
     pub fn new(shape: &Shape, members: &[Member], placing: u64) -> Self {
         let layout = shape.layout();
         let [dim_k, dim_v] = shape.dims;
-        let codecs = shape.bits.map(|(keys, values)| {
-            let keys = codec(dim_k, keys, shape.chunk).with_rope(shape.rope.clone());
-            [keys.expect("a codec"), codec(dim_v, values, shape.chunk)]
+        let codecs = shape.packed().map(|[keys, values]| {
+            let rope = shape.rope.clone();
+            [(dim_k, keys, rope), (dim_v, values, None)].map(|(dim, scheme, rope)| {
+                let book = Codebook::builtin();
+                let codec = Codec::with("data", dim, scheme, shape.chunk, book);
+                codec.and_then(|codec| codec.with_rope(rope)).expect("a codec")
+            })
         });
         let mut tables = Tables { chunk: shape.chunk as u32, ..Tables::default() };
         tables.packed_offsets.push(0);

@@ -59,6 +59,7 @@ fn shape(dims: &'static [usize]) -> impl Strategy<Value = Shape> {
         )| Shape {
             dims: [dim_k, dim_v],
             bits,
+            schemes: None,
             chunk,
             sinks,
             raw,

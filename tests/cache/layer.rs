@@ -74,7 +74,7 @@ impl Stream {
 
 pub fn config(stream: &Stream, chunk: usize, sinks: usize, recent: usize) -> CacheConfig {
     CacheConfig {
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         rope: None,
         rows: stream.rows,
         head_dim_k: stream.dims[0],

@@ -493,7 +493,7 @@ fn config() -> impl Strategy<Value = PoolConfig> {
         |((bits, key_scale), chunk, sinks, recent, slab, budget)| {
             let mut config = PoolConfig {
                 key_scale,
-                profile: Default::default(),
+                profile: wgkv::layout::Profile::Compat,
                 rope: None,
                 layers: 2,
                 heads: 2,

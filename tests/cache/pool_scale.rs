@@ -16,7 +16,7 @@ const GROUPS: u64 = 65_535;
 fn config(layers: usize) -> PoolConfig {
     PoolConfig {
         key_scale: false,
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         rope: None,
         layers,
         heads: HEADS,

@@ -13,7 +13,7 @@ use crate::pool_model::Row;
 pub fn config() -> PoolConfig {
     PoolConfig {
         key_scale: false,
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         rope: None,
         layers: 2,
         heads: 2,

@@ -21,7 +21,7 @@ use crate::support;
 pub fn config() -> PoolConfig {
     PoolConfig {
         key_scale: false,
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         rope: None,
         layers: 2,
         heads: 2,

@@ -61,7 +61,7 @@ fn with_note(file: &File, field: &str, value: Value) -> File {
 fn packed_files_that_lie_are_refused() {
     let folder = Folder::new();
     let dense = folder.write("x.st", &pair([1, 2, 150, 32]).bytes());
-    let args = ["--chunk", "16", "--keep", "0.5", "--backend", "cpu"];
+    let args = ["--profile", "compat", "--chunk", "16", "--keep", "0.5", "--backend", "cpu"];
     let packed = open(&folder.run("compress", &dense, "p.st", &args));
     let refuse = |file: File, words: &[&str]| {
         let path = folder.write("bad.st", &file.bytes());
@@ -196,8 +196,12 @@ fn tuned_files_carry_their_profile_and_books() {
         let difference = square(&|i| before[i].to_f64() - after[i].to_f64());
         (open(&packed), (difference / square(&|i| before[i].to_f64())).sqrt())
     };
-    let (_, compat) = error(&[]);
-    let (tuned, three) = error(&["--profile", "tuned"]);
+    let (two, compat) = error(&["--bits", "2"]);
+    assert_eq!(two.header["__metadata__"]["profile"], "compat", "as scripts expect it");
+    let (tuned, three) = error(&[]);
+    for same in [&["--profile", "tuned"][..], &["--target-bits", "2.8"]] {
+        assert!(error(same).0.data == tuned.data, "{same:?}");
+    }
     let (_, four) = error(&["--profile", "tuned", "--bits", "4"]);
     println!("compat {compat:.4}, tuned 3 bits {three:.4}, 4 bits {four:.4}");
     assert!(three < 0.7 * compat && four < 0.7 * three, "{compat} {three} {four}");
@@ -206,6 +210,21 @@ fn tuned_files_carry_their_profile_and_books() {
     let note: Value = serde_json::from_str(note).expect("JSON");
     assert_eq!((&note["k_bits"], &note["v_bits"]), (&json!(3), &json!(2)));
     assert_eq!(tuned.header["codebook_plain"]["shape"], json!([3712]));
+    let (scaled, under) = error(&["--profile", "tuned", "--key-scale"]);
+    println!("under key scales {under:.4}");
+    assert!(under < 1.1 * three, "{under} {three}");
+    let scale = &scaled.header["layers.0.k.scale"];
+    assert_eq!((&scale["dtype"], &scale["shape"]), (&json!("F16"), &json!([2, 64])));
+    assert!(!tuned.header.contains_key("layers.0.k.scale"));
+    // Factors are from 2^-10 to 2^10.
+    let at = scale["data_offsets"][0].as_u64().expect("a number") as usize;
+    for factor in [half::f16::ZERO, half::f16::NAN, half::f16::from_f32(-1.0)] {
+        let mut other = scaled.clone();
+        other.data[at..at + 2].copy_from_slice(&factor.to_le_bytes());
+        let path = folder.write("bad.st", &other.bytes());
+        let words = ["layers.0.k.scale", "key scale", "2^-10"];
+        folder.refuses("dequantize", &path, &["--backend", "cpu"], &words);
+    }
     let mut without = tuned.clone();
     without.header["__metadata__"]["profile"] = json!("compat");
     let path = folder.write("bad.st", &without.bytes());

@@ -232,7 +232,7 @@ pub fn saved_sequences() -> Vec<u8> {
     use wgkv::layout::pool::PageClass;
     let config = PoolConfig {
         key_scale: false,
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         rope: None,
         layers: 1,
         heads: 1,

@@ -16,7 +16,7 @@ use crate::world::{Finish, World, tell};
 pub fn config() -> PoolConfig {
     PoolConfig {
         key_scale: false,
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
         rope: None,
         layers: 2,
         heads: 2,

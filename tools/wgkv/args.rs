@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Keeps a transformer's KV cache compressed: evicts tokens (NestedKV), packs those that stay to 1
-/// or 2 bits (NSNQuant) and attends to the packed form, on a GPU or on the CPU.
+/// to 4 bits (NSNQuant) and attends to the packed form, on a GPU or on the CPU.
 ///
 /// Files are safetensors. Keys and values are [B, H, N, D] in f32, f16 or bf16, one pair per layer,
 /// named layers.<i>.k and layers.<i>.v (or <i>.0 and <i>.1, as an mlx-lm prompt cache names them);
@@ -74,18 +74,18 @@ Example: a quarter of the tokens, shared out over the heads by score
     /// Pack keys and values to 1 to 4 bits (NSNQuant)
     #[command(after_help = "\
 Example: 2 bits for keys, 1 bit for values
-  wgkv quantize kv.safetensors -o packed.safetensors --k-bits 2 --v-bits 1
-Example: 3 bits for keys, 2 bits for values, far closer to the input
-  wgkv quantize kv.safetensors -o packed.safetensors --profile tuned")]
+  wgkv quantize kv.safetensors -o packed.safetensors --profile tuned --k-bits 2 --v-bits 1
+Example: at most 2.25 bits an element, scales and means counted
+  wgkv quantize kv.safetensors -o packed.safetensors --target-bits 2.25")]
     Quantize(QuantizeArgs),
     /// Unpack a packed cache
     #[command(after_help = "Example:\n  wgkv dequantize packed.safetensors -o kv.safetensors")]
     Dequantize(DequantizeArgs),
     /// Evict, pack, and report bytes and errors against the input
     #[command(after_help = "\
-Example: keep 30 % of the tokens at 2 bits; with layers.<i>.q in the file the report has the error
-of attention outputs too
-  wgkv compress kv.safetensors -o packed.safetensors --keep 0.3 --bits 2")]
+Example: keep 30 % of the tokens at 2.75 bits an element, the default; with layers.<i>.q in the file
+the report has the error of attention outputs too
+  wgkv compress kv.safetensors -o packed.safetensors --keep 0.3")]
     Compress(CompressArgs),
     /// Attend with queries to a dense, evicted or packed cache
     #[command(after_help = "\
@@ -172,26 +172,35 @@ pub struct Sinks {
 /// How keys and values are packed.
 #[derive(Args, Debug)]
 pub struct Packing {
-    /// Code bits per value, 1 or 2; with the profile tuned 1 to 4 [default: 2; tuned: 3 for keys, 2
-    /// for values]
+    /// Pack with the preset of at most this many bits an element, scales and means counted: 1.25,
+    /// 1.75, 2.25, 2.75, 3.25 or 4.25 [default: 2.75, unless --bits or --profile say otherwise]
+    #[arg(
+        long,
+        value_name = "X",
+        allow_negative_numbers = true,
+        conflicts_with_all = ["bits", "k_bits", "v_bits", "profile", "codebook"]
+    )]
+    pub target_bits: Option<f64>,
+    /// Code bits per value, 1 or 2; with the profile tuned 1 to 4
     #[arg(long, value_name = "B")]
     pub bits: Option<u32>,
-    /// Code bits per value of keys [default: --bits]
+    /// Code bits per value of keys [default: --bits, else 2; tuned: 3]
     #[arg(long, value_name = "B")]
     pub k_bits: Option<u32>,
-    /// Code bits per value of values [default: --bits]
+    /// Code bits per value of values [default: --bits, else 2]
     #[arg(long, value_name = "B")]
     pub v_bits: Option<u32>,
-    /// Tokens that are packed together
-    #[arg(long, value_name = "R", default_value_t = 64)]
-    pub chunk: u32,
-    /// Newest tokens that stay unpacked
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub recent: u32,
+    /// Tokens that are packed together [default: 64]
+    #[arg(long, value_name = "R")]
+    pub chunk: Option<u32>,
+    /// Newest tokens that stay unpacked [default: 16; 64 with --target-bits 1.25]
+    #[arg(long, value_name = "N")]
+    pub recent: Option<u32>,
     /// Which form of the method: as it was described; with free-norm books, 4-bit scales and means;
     /// or as published, with keys packed without their rotary embedding
-    #[arg(long, value_enum, default_value = "compat")]
-    pub profile: Profile,
+    /// [default: compat with --bits, --k-bits, --v-bits, --codebook or --dump-codes, else tuned]
+    #[arg(long, value_enum)]
+    pub profile: Option<Profile>,
     /// Pack keys under a scale of each head's channels, fixed from its first chunks
     #[arg(long)]
     pub key_scale: bool,

@@ -197,7 +197,7 @@ impl Report {
 pub fn run(args: &CompressArgs, common: &Common) -> Result<(), Fail> {
     score_config(&args.scoring)?;
     check_keeping(&args.keeping)?;
-    let spec = Spec::new(&args.packing, args.sinks.sinks)?;
+    let spec = Spec::new(&args.packing, args.sinks.sinks, false)?;
     let mut source = Source::open(&args.input)?;
     want(&source, &[Kind::Dense], "keys and values")?;
     let list = layers(&source, common.layers.as_deref())?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use wgkv::Error;
-use wgkv::layout::{Bits, PageLayout};
+use wgkv::layout::{Bits, PageLayout, Preset};
 use wgkv::nsnquant::{Codebook, Codec};
 
 use crate::args::{Packing, Profile};
@@ -30,12 +30,27 @@ pub struct Spec {
 
 impl Spec {
     /// Checks the options that do not depend on a file.
-    pub fn new(packing: &Packing, sinks: u32) -> Result<Self, Fail> {
+    ///
+    /// What people script against came before the profile tuned: whoever names a rate, a codebook or
+    /// `dump` (plain codes) and no profile gets compat.
+    pub fn new(packing: &Packing, sinks: u32, dump: bool) -> Result<Self, Fail> {
         use wgkv::layout::Profile as Known;
+        let preset = match packing.target_bits {
+            Some(target) => Preset::for_bits(target).map_err(|e| {
+                Fail::input(e.to_string().replacen("target bits", "--target-bits", 1))
+            })?,
+            None => Preset::default(),
+        };
+        let rate = packing.bits.or(packing.k_bits).or(packing.v_bits);
+        let early =
+            packing.target_bits.is_none() && (rate.is_some() || packing.codebook.is_some() || dump);
         let (profile, usual) = match packing.profile {
-            Profile::Compat => (Known::Compat, [2, 2]),
-            Profile::Tuned => (Known::Tuned, [3, 2]),
-            Profile::Paper => (Known::Paper, [2, 2]),
+            Some(Profile::Compat) => (Known::Compat, [2, 2]),
+            None if early => (Known::Compat, [2, 2]),
+            Some(Profile::Tuned) | None => {
+                (preset.profile, [preset.k_bits, preset.v_bits].map(|bits| bits.get() as u32))
+            }
+            Some(Profile::Paper) => (Known::Paper, [2, 2]),
         };
         let rope = Choice::new(&packing.rope)?;
         if matches!((profile, &rope), (Known::Paper, Choice::Unsaid)) {
@@ -62,10 +77,10 @@ impl Spec {
             profile,
             rope,
             bits,
-            key_scale: packing.key_scale,
-            chunk: packing.chunk as usize,
+            key_scale: preset.key_scale || packing.key_scale,
+            chunk: packing.chunk.map_or(preset.chunk, |chunk| chunk as usize),
             sinks: sinks as usize,
-            recent: packing.recent as usize,
+            recent: packing.recent.map_or(preset.recent, |recent| recent as usize),
         };
         // Any head dimension tells whether the chunk is one that can be packed.
         PageLayout::new("head dim", 64, Bits::Two, spec.chunk)?;

@@ -29,7 +29,7 @@ pub fn read_rows(
 
 /// `quantize`.
 pub fn quantize(args: &QuantizeArgs, common: &Common) -> Result<(), Fail> {
-    let spec = Spec::new(&args.packing, args.sinks.sinks)?;
+    let spec = Spec::new(&args.packing, args.sinks.sinks, args.dump_codes)?;
     let mut source = Source::open(&args.input)?;
     let kind = want(&source, &[Kind::Dense, Kind::Evicted], "keys and values, or an evicted file")?;
     let list = layers(&source, common.layers.as_deref())?;

@@ -16,7 +16,7 @@ pub mod write;
 pub use flat::Flat;
 pub use paged::{Batch, Eviction, FetchedRows, PagedCache, Step};
 pub use pages::Slabs;
-pub use write::Incoming as IncomingRows;
+pub use write::IncomingRows;
 
 use std::sync::Arc;
 

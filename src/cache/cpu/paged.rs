@@ -12,7 +12,7 @@ use super::pages::Slabs;
 use super::restore::{restore, restore_dense};
 use super::rows::elements;
 use super::scales::{fix, scales};
-use super::write::{Incoming, write};
+use super::write::{IncomingRows, write};
 use crate::attention::cpu::{Attended, PagedView, attend_paged};
 use crate::attention::{PagedAttend, Queries};
 use crate::cache::paged::{self, FetchPlan, ScaleRow, Tag, scale_rows};
@@ -209,12 +209,7 @@ impl PagedCache {
 
     /// Memory of slabs to be made.
     pub(super) fn make(&self, opened: &[SlabId]) -> Result<Vec<(SlabId, Vec<u32>)>> {
-        let make = |slab: &SlabId| {
-            let needed = self.pool.layout().slab_bytes(slab.class);
-            let words = bytemuck::allocation::try_zeroed_vec((needed / 4) as usize);
-            let fault = |()| Error::OutOfHostMemory { argument: "slab", needed };
-            Ok((*slab, words.map_err(fault)?))
-        };
+        let make = |slab: &SlabId| Ok((*slab, zeroed(self.pool.layout().slab_bytes(slab.class))?));
         opened.iter().map(make).collect()
     }
 
@@ -242,7 +237,7 @@ impl PagedCache {
         &mut self,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
     ) -> Result<()> {
         self.carry_out(step, layer, incoming, None)
     }
@@ -269,7 +264,7 @@ impl PagedCache {
         &mut self,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
         kept: Option<&[u32]>,
     ) -> Result<()> {
         self.tag.check("step", step.cache)?;
@@ -459,5 +454,25 @@ fn used(layout: &PoolLayout, work: &LayerStep, sinks: &Slabs) -> Option<Vec<f16>
 pub(super) fn drop_slabs(slabs: &mut [[Vec<Option<Vec<u32>>>; 3]], dropped: Vec<SlabId>) {
     for slab in dropped {
         slabs[slab.layer as usize][slab.class.index()][slab.slab as usize] = None;
+    }
+}
+
+/// Words of a slab.
+fn zeroed(needed: u64) -> Result<Vec<u32>> {
+    let words = usize::try_from(needed / 4).map_err(|_| ());
+    words
+        .and_then(bytemuck::allocation::try_zeroed_vec)
+        .map_err(|()| Error::OutOfHostMemory { argument: "slab", needed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::zeroed;
+
+    #[test]
+    fn a_slab_beyond_the_memory_is_refused_with_its_size() {
+        assert_eq!(zeroed(64).map(|words| words.len()).ok(), Some(16));
+        let fault = zeroed(1 << 60).map(|_| ()).expect_err("an address space is smaller");
+        assert_eq!(fault.to_string(), "there is no memory for slab, 1152921504606846976 bytes");
     }
 }

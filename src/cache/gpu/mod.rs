@@ -20,7 +20,7 @@ pub use flat::Flat;
 pub use paged::{Batch, Counts, Eviction, Fetch, PagedCache, Step};
 pub use pages::{List, Slab};
 pub use transfer::Exporting;
-pub use write::Incoming as IncomingRows;
+pub use write::IncomingRows;
 
 use std::ops::Range;
 use std::sync::Arc;

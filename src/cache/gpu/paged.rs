@@ -8,7 +8,7 @@ use super::lists::{Lists, Run, Words};
 use super::restore::Dense;
 use super::scales::{Gathered, ScaleLists};
 use super::slabs::{self, Slabs};
-use super::write::Incoming;
+use super::write::IncomingRows;
 use super::{copy, fetch, keep, pack, restore, write};
 use crate::attention::PagedAttend;
 use crate::attention::gpu::{
@@ -342,7 +342,7 @@ impl PagedCache {
         rec: &mut Recorder<'_>,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
     ) -> Result<()> {
         self.record_layer(rec, step, layer, incoming, None)
     }
@@ -376,7 +376,7 @@ impl PagedCache {
         rec: &mut Recorder<'_>,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
         kept: Option<(Slice<'_>, u32)>,
     ) -> Result<()> {
         use PageClass::{Packed, Raw, Sink};

@@ -21,7 +21,7 @@ use ops::{MAIN, Op};
 
 /// Runs the verb.
 pub fn run(args: &ReplayArgs, common: &Common) -> Result<(), Fail> {
-    let spec = Spec::new(&args.packing, args.sinks.sinks)?;
+    let spec = Spec::new(&args.packing, args.sinks.sinks, false)?;
     let mut source = Source::open(&args.input)?;
     layers::want(&source, &[Kind::Dense], "keys and values")?;
     let found = layers::layers(&source, common.layers.as_deref())?;
