@@ -22,6 +22,7 @@ fn config() -> CacheConfig {
     CacheConfig {
         profile: wgkv::layout::Profile::Compat,
         key_scale: false,
+        rope: None,
         rows: HEADS,
         head_dim_k: HEAD_DIM,
         head_dim_v: HEAD_DIM,

@@ -43,6 +43,7 @@ fn cache() -> wgkv::Result<LayerCache> {
     LayerCache::new(CacheConfig {
         profile: wgkv::layout::Profile::Compat,
         key_scale: false,
+        rope: None,
         rows: HEADS,
         head_dim_k: DIM,
         head_dim_v: DIM,

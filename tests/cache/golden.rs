@@ -34,6 +34,7 @@ fn traces_of_the_peer() {
         let config = CacheConfig {
             profile: wgkv::layout::Profile::Compat,
             key_scale: false,
+            rope: None,
             rows,
             head_dim_k: head_dim,
             head_dim_v: head_dim,

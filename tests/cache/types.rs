@@ -18,6 +18,7 @@ fn config(dtype: Dtype) -> CacheConfig {
     CacheConfig {
         profile: wgkv::layout::Profile::Compat,
         key_scale: false,
+        rope: None,
         rows: ROWS,
         head_dim_k: HEAD_DIM,
         head_dim_v: HEAD_DIM,

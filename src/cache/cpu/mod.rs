@@ -152,7 +152,7 @@ impl LayerCache {
         let tokens = self.config.check(&incoming("keys", keys), &incoming("values", values))?;
         let plan = Append::new(&self.frontier, self.config.rows, tokens)?;
         let (rows, dtype) = (self.config.rows, self.config.dtype);
-        let starts = plan.starts();
+        let (starts, positions) = (plan.starts(), plan.positions(&self.frontier));
         let of_page = rows_of_pages(plan.flushed, rows);
         let mut scales = self.scales.clone();
         let mut raw = [Vec::new(), Vec::new()];
@@ -172,7 +172,7 @@ impl LayerCache {
             }
             let under = under(scales.as_deref(), side, &of_page);
             let codec = &self.codecs[side];
-            encoded[side] = cpu::encode_scaled(codec, source, &starts, under.as_ref())?;
+            encoded[side] = cpu::encode_at(codec, source, &positions, &starts, under.as_ref())?;
             raw[side] = vec![0; words * plan.next.raw()];
             self.copy(side, plan.sinks, source, &mut raw[side])?;
             self.copy(side, plan.tail, source, &mut raw[side])?;
@@ -207,9 +207,12 @@ impl LayerCache {
             raw[side] = vec![0; rows * config.raw_words(side) * plan.next.raw()];
             self.copy(side, plan.kept, self.held(side), &mut raw[side])?;
             if plan.restored.tokens > 0 {
-                let page = &self.pages[plan.next.chunks()].words[side];
+                let chunk = plan.next.chunks();
+                let page = &self.pages[chunk].words[side];
+                let positions = self.frontier.chunk_positions(chunk..chunk + 1, rows);
                 let under = under(self.scales.as_deref(), side, &of_page);
-                let decoded = cpu::decode_scaled(&self.codecs[side], page, under.as_ref())?;
+                let codec = &self.codecs[side];
+                let decoded = cpu::decode_at(codec, page, &positions, under.as_ref())?;
                 let head_dim = config.head_dims()[side];
                 let plan = plan.restored.of(rows, head_dim, Dtype::F32, config.dtype);
                 rows::copy(&plan, Elements::F32(&decoded), &mut raw[side])?;
@@ -241,9 +244,10 @@ impl LayerCache {
                 rows::copy(&span, self.held(side), &mut words)?;
             }
             for (chunk, page) in self.pages.iter().enumerate() {
+                let positions = self.frontier.chunk_positions(chunk..chunk + 1, rows);
+                let (codec, packed) = (&self.codecs[side], &page.words[side]);
                 let under = under(self.scales.as_deref(), side, &of_page);
-                let (codec, words_of) = (&self.codecs[side], &page.words[side]);
-                let decoded = cpu::decode_scaled(codec, words_of, under.as_ref())?;
+                let decoded = cpu::decode_at(codec, packed, &positions, under.as_ref())?;
                 let span = plan.chunk(chunk).of(rows, head_dim, Dtype::F32, Dtype::F16);
                 rows::copy(&span, Elements::F32(&decoded), &mut words)?;
             }

@@ -22,6 +22,7 @@ pub use pages::{List, Slab};
 pub use transfer::Exporting;
 pub use write::IncomingRows;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::config::{CacheConfig, Incoming, SIDES};
@@ -231,7 +232,8 @@ impl LayerCache {
                     rows::record(rec, &kept, Slice::all(&old[side]), to)?;
                 }
                 if plan.restored.tokens > 0 {
-                    let page = &self.pages[plan.next.chunks()].buffers[side];
+                    let chunk = plan.next.chunks();
+                    let page = &self.pages[chunk].buffers[side];
                     let starts: Vec<u32> =
                         (0..rows).map(|row| (row * config.chunk) as u32).collect();
                     let size = rows * config.chunk * head_dim * config.dtype.bytes();
@@ -240,6 +242,7 @@ impl LayerCache {
                         rec,
                         side,
                         page,
+                        chunk..chunk + 1,
                         &starts,
                         &decoded,
                         config.dtype,
@@ -275,7 +278,8 @@ impl LayerCache {
             let starts = plan.starts(config.rows);
             for side in SIDES {
                 let pages = self.gather(rec, side)?;
-                self.decode(rec, side, &pages, &starts, &out[side], Dtype::F16, config.rows * len)?;
+                let (chunks, total) = (0..self.pages.len(), config.rows * len);
+                self.decode(rec, side, &pages, chunks, &starts, &out[side], Dtype::F16, total)?;
             }
         }
         if let Some(raw) = &self.raw.buffers {
@@ -317,17 +321,23 @@ impl LayerCache {
         rec: &mut Recorder<'_>,
         side: usize,
         pages: &wgpu::Buffer,
+        chunks: Range<usize>,
         starts: &[u32],
         out: &wgpu::Buffer,
         dtype: Dtype,
         total_rows: usize,
     ) -> Result<()> {
         let places = rec.context().upload("cache starts", bytemuck::cast_slice(starts))?;
+        let codec = &self.codecs[side];
+        let rows = self.config.rows;
+        let all = || self.frontier.chunk_positions(chunks, rows);
+        let positions = positions_of(rec, codec, all)?;
+        let at = positions.as_ref().map(Slice::all);
         let [pages, places, out] = [pages, &places, out].map(Slice::all);
-        let (codec, count) = (&self.codecs[side], starts.len());
+        let count = starts.len();
         let numbers = self.numbers(rec, self.scales.as_deref(), side, count)?;
         let under = numbers.as_ref().map(|(scales, words)| (*scales, Slice::all(words)));
-        gpu::decode_scaled(rec, codec, pages, count, places, out, dtype, total_rows, under)
+        gpu::decode_at(rec, codec, pages, count, at, places, out, dtype, total_rows, under)
     }
 
     fn encode(
@@ -345,12 +355,15 @@ impl LayerCache {
         })?;
         for side in SIDES {
             let numbers = self.numbers(rec, scales, side, starts.len())?;
-            gpu::encode_scaled(
+            let codec = &self.codecs[side];
+            let positions = positions_of(rec, codec, || plan.positions(&self.frontier))?;
+            gpu::encode_at(
                 rec,
-                &self.codecs[side],
+                codec,
                 Slice::all(&joined[side]),
                 config.dtype,
                 config.rows * plan.joined,
+                positions.as_ref().map(Slice::all),
                 Slice::all(&places),
                 starts.len(),
                 Slice::all(&all[side]),
@@ -426,4 +439,16 @@ impl LayerCache {
         self.raw = Arc::new(Raw { buffers, _held: self.ledger.hold(held) });
         self.frontier = next;
     }
+}
+
+/// Uploads positions for a codec that has a rotary embedding.
+fn positions_of(
+    rec: &Recorder<'_>,
+    codec: &DeviceCodec,
+    positions: impl FnOnce() -> Vec<u32>,
+) -> Result<Option<wgpu::Buffer>> {
+    if codec.codec().rope().is_none() {
+        return Ok(None);
+    }
+    rec.context().upload("cache positions", bytemuck::cast_slice(&positions())).map(Some)
 }

@@ -106,6 +106,7 @@ impl Rows {
             v_bits,
             profile: spec.profile,
             key_scale: spec.key_scale,
+            rope: spec.rope.rope(self.head_dims[0])?,
             chunk: spec.chunk,
             sinks: spec.sinks,
             recent: spec.recent,
