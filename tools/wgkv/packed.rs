@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use half::f16;
 use serde::{Deserialize, Serialize};
-use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE, Profile};
+use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE, Profile, Scheme};
 use wgkv::nsnquant::{Codebook, Codec, KeyScales, check_factors};
 use wgkv::shape::check_offsets;
 
@@ -202,14 +202,15 @@ impl Packed {
         let name = |tensor: &str| names.get(tensor).cloned().unwrap_or(format!("{key}.{tensor}"));
         let note = note(source.header(), layer).map_err(|why| source.fail(&key, why))?;
         let profile = profile(source.header()).map_err(|why| source.fail(&key, why))?;
-        let codec = |argument, dim, bits| -> Result<Codec, Fail> {
-            let scheme = profile.scheme(Bits::new("bits", bits)?);
-            Ok(Codec::with(argument, dim, scheme, note.chunk, codebook.clone())?)
+        let codec = |argument, dim, bits, scheme: fn(Profile, Bits) -> Scheme| {
+            let codec = || -> Result<Codec, Fail> {
+                let scheme = scheme(profile, Bits::new("bits", bits)?);
+                Ok(Codec::with(argument, dim, scheme, note.chunk, codebook.clone())?)
+            };
+            codec().map_err(|e| e.at(&key).at(source.name()))
         };
-        let codecs = [("k_dim", note.k_dim, note.k_bits), ("v_dim", note.v_dim, note.v_bits)]
-            .map(|(argument, dim, bits)| codec(argument, dim, bits));
-        let [k_codec, v_codec] = codecs.map(|c| c.map_err(|e| e.at(&key).at(source.name())));
-        let (k_codec, v_codec) = (k_codec?, v_codec?);
+        let k_codec = codec("k_dim", note.k_dim, note.k_bits, Profile::key_scheme)?;
+        let v_codec = codec("v_dim", note.v_dim, note.v_bits, Profile::scheme)?;
 
         let (offsets_name, pages_name) = (name("offsets"), name("pages_offsets"));
         let (_, offsets) = source.exactly::<u32>(&offsets_name, FileDtype::U32, 1)?;

@@ -136,11 +136,11 @@ impl PoolConfig {
             let (got, expected) = (self.raw.name(), "f16 or bf16");
             return Err(Error::Dtype { argument: "raw", got, expected });
         }
-        let scheme = |bits| self.profile.scheme(bits);
+        let profile = self.profile;
         PoolLayout::with(
             self.head_dim_k,
             self.head_dim_v,
-            self.bits.map(|(keys, values)| [scheme(keys), scheme(values)]),
+            self.bits.map(|(keys, values)| [profile.key_scheme(keys), profile.scheme(values)]),
             self.key_scale,
             self.chunk,
             self.sinks,

@@ -195,7 +195,8 @@ pub(super) fn covering(chunk: usize, variant: impl Fn(&Codec, bool) -> Variant) 
         if [8, 64, 80, 128, 448, 512].contains(&dim) {
             for bits in Bits::ALL {
                 add(dim, Profile::Tuned.scheme(bits), false);
-                add(dim, Profile::Tuned.scheme(bits), true);
+                add(dim, Profile::Tuned.key_scheme(bits), false);
+                add(dim, Profile::Tuned.key_scheme(bits), true);
             }
         }
     }
