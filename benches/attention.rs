@@ -327,6 +327,7 @@ fn on_pages(criterion: &mut Criterion) {
                 layout: &paged.layout,
                 raw: Dtype::F16,
                 codebook: Some(&codebook),
+                keys: None,
                 tables: &tables,
                 slabs: [sinks, packed, tail],
             };

@@ -92,6 +92,7 @@ fn main() {
     let config = PoolConfig {
         key_scale: false,
         profile: wgkv::layout::Profile::Compat,
+        rope: None,
         layers: sizes.layers,
         heads: HEADS,
         head_dim_k: HEAD_DIM,

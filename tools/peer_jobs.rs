@@ -42,6 +42,7 @@ fn tensor(data: &[f16], tokens: usize) -> wgkv::Result<Tensor<'_>> {
 fn cache() -> wgkv::Result<LayerCache> {
     LayerCache::new(CacheConfig {
         profile: wgkv::layout::Profile::Compat,
+        rope: None,
         rows: HEADS,
         head_dim_k: DIM,
         head_dim_v: DIM,

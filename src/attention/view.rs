@@ -41,7 +41,8 @@ pub struct PackedView<'a> {
     pub key_pages: &'a [u32],
     /// Value pages `[pages, words]`.
     pub value_pages: &'a [u32],
-    /// Positions of the tokens `[pages, chunk]`; may be empty where attention is not causal.
+    /// Positions of the tokens `[pages, chunk]`; may be empty where attention is not causal and the
+    /// key codec knows no rotary embedding.
     pub page_positions: &'a [u32],
     /// The key scale that the pages of each row are packed under, `[kv_rows, head_dim_k]`, if any.
     pub key_scales: Option<&'a [f16]>,
@@ -91,7 +92,8 @@ impl CacheView<'_> {
             length("key_scales", scales.len(), self.kv_rows * self.head_dim_k)?;
             check_factors(scales)?;
         }
-        positions("page_positions", packed.page_positions.len(), pages * keys.chunk(), causal)
+        let needed = causal || packed.keys.rope().is_some();
+        positions("page_positions", packed.page_positions.len(), pages * keys.chunk(), needed)
     }
 }
 
@@ -104,6 +106,10 @@ pub(super) fn check_codecs(
 ) -> Result<()> {
     same("head_dim of the key codec", keys.layout().head_dim(), head_dim_k, "head_dim_k")?;
     same("head_dim of the value codec", values.layout().head_dim(), head_dim_v, "head_dim_v")?;
+    if values.rope().is_some() {
+        let expected = "no rotary embedding";
+        return Err(Error::Codec { argument: "value codec", expected });
+    }
     let chunk = keys.layout().chunk();
     same("chunk of the value codec", values.layout().chunk(), chunk, "the key codec")
 }
@@ -127,6 +133,6 @@ pub(super) fn length(argument: &'static str, got: usize, expected: usize) -> Res
     if got == expected { Ok(()) } else { Err(Error::Length { argument, got, expected }) }
 }
 
-fn positions(argument: &'static str, got: usize, expected: usize, causal: bool) -> Result<()> {
-    if got == 0 && !causal { Ok(()) } else { length(argument, got, expected) }
+fn positions(argument: &'static str, got: usize, expected: usize, needed: bool) -> Result<()> {
+    if got == 0 && !needed { Ok(()) } else { length(argument, got, expected) }
 }

@@ -125,10 +125,11 @@ impl FetchPlan {
 }
 
 /// The codecs of keys and values, if rows are packed.
-pub(super) fn codecs(layout: &PoolLayout, codebook: &Arc<Codebook>) -> Result<Option<[Codec; 2]>> {
-    let Some([keys, values]) = layout.packed() else { return Ok(None) };
+pub(super) fn codecs(pool: &Pool, codebook: &Arc<Codebook>) -> Result<Option<[Codec; 2]>> {
+    let Some([keys, values]) = pool.layout().packed() else { return Ok(None) };
     let codec = |layout| Codec::new(layout, codebook.clone());
-    Ok(Some([codec(*keys)?, codec(*values)?]))
+    let keys = codec(*keys)?.with_rope(pool.config().rope.clone())?;
+    Ok(Some([keys, codec(*values)?]))
 }
 
 /// Plans an operation; where slabs must make room for others, all empty ones go first, as they are

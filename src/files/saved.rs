@@ -21,7 +21,9 @@
 //! The metadata hold `format`, `version`, the shape of the pool (`layers`, `heads`, `head_dim_k`,
 //! `head_dim_v`, `profile`, `k_bits`, `v_bits`, `chunk`, `sinks`, `raw`), `codebook` (XXH3-128 of the
 //! books of keys and values, or `none` where nothing is packed), `key_scale` = `yes` where packed keys
-//! are under key scales, which lie in the sink pages, and `checksum`: XXH3-128 of the whole file, in which the 32 digits
+//! are under key scales, which lie in the sink pages, where keys have a rotary embedding that packed
+//! pages take off `rope` (its pairing, then each inverse frequency as the 8 hexadecimal digits of an
+//! f32), and `checksum`: XXH3-128 of the whole file, in which the 32 digits
 //! of the checksum itself count as `0`.
 //!
 //! Rows of a page that no sequence of the file holds are written as zeros: what other sequences left
@@ -50,6 +52,8 @@ const FORMAT: &str = "wgkv-sequences";
 /// The version that is written and read.
 const VERSION: &str = "1";
 const CHECKSUM: &str = "checksum";
+const ROPE: &str = "rope";
+const NO_ROPE: &str = "none";
 const KEY_SCALE: &str = "key_scale";
 const NO_CHECKSUM: &str = "00000000000000000000000000000000";
 
@@ -66,7 +70,7 @@ pub struct Saved<'a> {
 }
 
 /// What a pool must have in common with a file, as the metadata say it.
-fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 12] {
+fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 13] {
     let bits = |bits: Option<Bits>| bits.map_or("none".into(), |bits| bits.get().to_string());
     let codebook = match config.bits {
         Some((keys, values)) => {
@@ -93,12 +97,24 @@ fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String)
         ("raw", config.raw.name().into()),
         ("codebook", codebook),
         (KEY_SCALE, if config.key_scale && config.bits.is_some() { "yes" } else { "no" }.into()),
+        (ROPE, rope_text(config)),
     ]
 }
 
-/// The metadata of a shape: that there are no key scales is not said.
-fn metadata(shape: [(&'static str, String); 12]) -> BTreeMap<String, String> {
-    let told = shape.into_iter().filter(|(key, value)| *key != KEY_SCALE || value != "no");
+/// The rotary embedding that packed pages take off.
+fn rope_text(config: &PoolConfig) -> String {
+    let Some(rope) = config.rope.as_ref().filter(|_| config.bits.is_some()) else {
+        return NO_ROPE.into();
+    };
+    let digits = rope.frequencies().iter().map(|f| format!(" {:08x}", f.to_bits()));
+    digits.fold(rope.pairing().name().to_owned(), |text, digits| text + &digits)
+}
+
+/// The metadata of a shape: that there are no key scales or no embedding is not said.
+fn metadata(shape: [(&'static str, String); 13]) -> BTreeMap<String, String> {
+    let silent =
+        |key: &str, value: &str| [(KEY_SCALE, "no"), (ROPE, NO_ROPE)].contains(&(key, value));
+    let told = shape.into_iter().filter(|(key, value)| !silent(key, value));
     told.map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
@@ -391,6 +407,10 @@ fn check_shape(header: &Header, shape: &[(&'static str, String)]) -> Result<()> 
     for (key, expected) in shape {
         match header.metadata.get(*key) {
             Some(got) if got == expected => {}
+            None if *key == ROPE && expected == NO_ROPE => {}
+            Some(_) | None if *key == ROPE => {
+                return Err(refuse("the file has keys of another rotary embedding than the pool"));
+            }
             None if *key == KEY_SCALE => {
                 if expected != "no" {
                     return Err(refuse(format!("the file has no {KEY_SCALE}, the pool has one")));

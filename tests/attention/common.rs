@@ -8,9 +8,9 @@ use wgkv::gpu::Slice;
 use wgkv::judge::attention::{Rows, Rules};
 use wgkv::judge::{self, widen};
 use wgkv::layout::{Bits, PageLayout, Scheme};
-use wgkv::nsnquant::cpu::encode_scaled;
+use wgkv::nsnquant::cpu::encode_at;
 use wgkv::nsnquant::gpu::DeviceCodec;
-use wgkv::nsnquant::{Codebook, Codec, KeyScales};
+use wgkv::nsnquant::{Codebook, Codec, KeyScales, Rope};
 use wgkv::shape::{Dtype, Elements};
 
 use crate::support;
@@ -311,7 +311,8 @@ impl Case {
                 page_offsets: Slice::all(&page_offsets),
                 key_pages: Slice::all(&key_pages),
                 value_pages: Slice::all(&value_pages),
-                page_positions: causal.then_some(Slice::all(&page_positions)),
+                page_positions: (causal || self.key_codec.rope().is_some())
+                    .then_some(Slice::all(&page_positions)),
             }),
         };
         let queries = DeviceQueries {
@@ -356,6 +357,17 @@ impl Case {
 
     /// Packs other rows in the place of the packed ones, by these schemes.
     pub fn repack(&mut self, schemes: [Scheme; 2], kinds: [Kind; 2], seed: u64) {
+        self.repack_turned(schemes, kinds, seed, None);
+    }
+
+    /// As [`Self::repack`], with keys that have a rotary embedding.
+    pub fn repack_turned(
+        &mut self,
+        schemes: [Scheme; 2],
+        kinds: [Kind; 2],
+        seed: u64,
+        rope: Option<Rope>,
+    ) {
         let mut random = Random(seed);
         let (shape, book) = (&self.shape, Codebook::builtin());
         let pages = shape.pages.iter().sum::<usize>();
@@ -364,12 +376,14 @@ impl Case {
         let of_page: Vec<u32> = (0..shape.pages.len()).flat_map(row_of).collect();
         let mut pack = |side: usize, dim| {
             let codec = Codec::with("data", dim, schemes[side], shape.chunk, book.clone());
-            let codec = codec.expect("a codec");
+            let rope = rope.clone().filter(|_| side == 0);
+            let codec = codec.and_then(|codec| codec.with_rope(rope)).expect("a codec");
             let values = random.values(kinds[side], pages * shape.chunk, dim);
             let data = Data::new(shape.dtype, &values);
             let scales = self.key_scales.as_ref().filter(|_| side == 0);
             let scales = scales.map(|values| KeyScales { values, of_page: &of_page });
-            let pages = encode_scaled(&codec, data.elements(), &starts, scales.as_ref());
+            let (data, at) = (data.elements(), &self.page_positions);
+            let pages = encode_at(&codec, data, at, &starts, scales.as_ref());
             (codec, pages.expect("pages"))
         };
         let (keys, values) = (pack(0, shape.dim_k), pack(1, shape.dim_v));
@@ -396,9 +410,10 @@ impl Case {
                 let rules = rules(codec);
                 let mut out = flat[raw.start * dim..raw.end * dim].to_vec();
                 for page in pages.clone() {
+                    let at = &self.page_positions[page * chunk..(page + 1) * chunk];
                     let page = &words[page * layout.words()..(page + 1) * layout.words()];
                     let parts = judge::codec::unpack(&rules, page);
-                    out.extend(judge::codec::decode(&rules, &parts, &book, scale));
+                    out.extend(judge::codec::decode(&rules, &parts, &book, scale, at));
                 }
                 out
             };

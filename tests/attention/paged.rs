@@ -6,13 +6,13 @@ use wgkv::attention::gpu::{self, DevicePagedView, DeviceQueries, DeviceTables};
 use wgkv::attention::{Causal, PagedAttend, Queries, cpu};
 use wgkv::gpu::{Context, Recorder, Slice};
 use wgkv::judge::attention::{Rows, Rules};
-use wgkv::judge::{self, from_bf16, from_f16, widen};
+use wgkv::judge::{codec as judge, from_bf16, from_f16, widen};
 use wgkv::layout::pool::{PageClass, PageId, PoolLayout};
 use wgkv::layout::tables::Tables;
 use wgkv::layout::{Bits, Profile, Scheme};
-use wgkv::nsnquant::cpu::encode_scaled;
-use wgkv::nsnquant::gpu::DeviceCodebook;
-use wgkv::nsnquant::{Codebook, Codec, KeyScales};
+use wgkv::nsnquant::cpu::encode_at;
+use wgkv::nsnquant::gpu::{DeviceCodebook, DeviceCodec};
+use wgkv::nsnquant::{Codebook, Codec, KeyScales, Rope};
 use wgkv::shape::{Dtype, Elements};
 use wgkv::wgpu;
 
@@ -38,6 +38,8 @@ pub struct Shape {
     pub kinds: [Kind; 3],
     /// Whether keys are packed under key scales.
     pub scaled: bool,
+    /// The rotary embedding of the keys, which packed pages take off.
+    pub rope: Option<Rope>,
 }
 
 impl Shape {
@@ -55,6 +57,7 @@ impl Shape {
             query_dtype: Dtype::F32,
             kinds: [Kind::Normal, Kind::Offset, Kind::Normal],
             scaled: false,
+            rope: None,
         }
     }
 
@@ -120,11 +123,11 @@ fn halves(raw: Dtype, values: &[f32]) -> (Vec<u32>, Vec<f64>) {
     (words.collect(), reals)
 }
 
-fn decoded(codec: &Codec, page: &[u32], scale: Option<&[f16]>) -> Vec<f64> {
-    let rules = rules(codec);
+fn decoded(codec: &Codec, page: &[u32], scale: Option<&[f16]>, positions: &[u32]) -> Vec<f64> {
     let book: Vec<f64> = codec.book().values().iter().map(|v| f64::from(*v)).collect();
+    let rules = rules(codec);
     let scale: Option<Vec<f64>> = scale.map(|scale| scale.iter().map(|v| v.to_f64()).collect());
-    judge::codec::decode(&rules, &judge::codec::unpack(&rules, page), &book, scale.as_deref())
+    judge::decode(&rules, &judge::unpack(&rules, page), &book, scale.as_deref(), positions)
 }
 
 impl Rowful {
@@ -155,6 +158,7 @@ impl Rowful {
             let mut words = vec![0; layout.words(class)];
             let at = [0, layout.values_offset(class)];
             let kinds = [shape.kinds[1], shape.kinds[2]];
+            let positions = &content.positions[done..done + rows];
             for side in 0..2 {
                 let dim = shape.dims[side];
                 let values = random.values(kinds[side], rows, dim);
@@ -163,8 +167,9 @@ impl Rowful {
                     let data = Elements::F32(&values);
                     let scale = (shape.scaled && side == 0).then_some(content.scale.as_slice());
                     let scales = scale.map(|values| KeyScales { values, of_page: &[0] });
-                    let part = encode_scaled(codec, data, &[0], scales.as_ref()).expect("a page");
-                    let reals = decoded(codec, &part, scale);
+                    let part = encode_at(codec, data, positions, &[0], scales.as_ref());
+                    let part = part.expect("a page");
+                    let reals = decoded(codec, &part, scale, positions);
                     (part, reals)
                 } else {
                     halves(shape.raw, &values)
@@ -197,9 +202,11 @@ impl Batch {
         let layout = shape.layout();
         let [dim_k, dim_v] = shape.dims;
         let codecs = shape.packed().map(|[keys, values]| {
-            [(dim_k, keys), (dim_v, values)].map(|(dim, scheme)| {
+            let rope = shape.rope.clone();
+            [(dim_k, keys, rope), (dim_v, values, None)].map(|(dim, scheme, rope)| {
                 let book = Codebook::builtin();
-                Codec::with("data", dim, scheme, shape.chunk, book).expect("a codec")
+                let codec = Codec::with("data", dim, scheme, shape.chunk, book);
+                codec.and_then(|codec| codec.with_rope(rope)).expect("a codec")
             })
         });
         let mut tables = Tables { chunk: shape.chunk as u32, ..Tables::default() };
@@ -330,12 +337,15 @@ impl Batch {
         let [sinks, packed, tail] = &slabs;
         let tables = change(DeviceTables::new(context, &self.layout, &self.tables)?)?;
         let codebook = DeviceCodebook::new(context, &Codebook::builtin())?;
+        let device = |[keys, _]: &[Codec; 2]| DeviceCodec::new(context, keys.clone());
+        let keys = self.codecs.as_ref().map(device).transpose()?;
         let key_scales = self.key_scales.as_ref().map(|v| upload(bytemuck::cast_slice(v)));
         let view = DevicePagedView {
             key_scales: key_scales.as_ref().map(Slice::all),
             layout: &self.layout,
             raw: self.shape.raw,
             codebook: self.codecs.is_some().then_some(&codebook),
+            keys: keys.as_ref(),
             tables: &tables,
             slabs: [sinks, packed, tail],
         };

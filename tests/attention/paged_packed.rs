@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use wgkv::attention::cpu::Attended;
 use wgkv::attention::{Causal, PagedAttend};
 use wgkv::gpu::{Context, ContextDescriptor};
+use wgkv::nsnquant::{Pairing, Rope};
 use wgkv::shape::Dtype;
 use wgkv::wgpu;
 
@@ -45,7 +46,8 @@ fn shape(dims: &'static [usize]) -> impl Strategy<Value = Shape> {
     let chunk = proptest::sample::select(vec![2usize, 5, 16, 33, 64, 128]);
     let raw = prop_oneof![Just(Dtype::F16), Just(Dtype::Bf16)];
     let numbers = (0..6usize, 1..20usize, 1..6usize, 1..4usize);
-    let kinds = ([kind(), kind(), kind()], any::<bool>());
+    let pairing = proptest::option::of(proptest::sample::select(Pairing::ALL.to_vec()));
+    let kinds = ([kind(), kind(), kind()], any::<bool>(), pairing);
     ((dim(), dim()), bits, chunk, raw, numbers, kinds).prop_map(
         |(
             (dim_k, dim_v),
@@ -53,7 +55,7 @@ fn shape(dims: &'static [usize]) -> impl Strategy<Value = Shape> {
             chunk,
             raw,
             (sinks, slab_pages, group, tokens),
-            (kinds, scaled),
+            (kinds, scaled, pairing),
         )| Shape {
             dims: [dim_k, dim_v],
             bits,
@@ -67,6 +69,7 @@ fn shape(dims: &'static [usize]) -> impl Strategy<Value = Shape> {
             query_dtype: raw,
             kinds,
             scaled,
+            rope: pairing.and_then(|pairing| Rope::with_theta(pairing, 1e4, dim_k / 2).ok()),
         },
     )
 }

@@ -10,7 +10,7 @@ use wgkv::cache::pool::{Operation, Part, Pool, PoolConfig, Snapshot};
 use wgkv::files::{Header, Saved};
 use wgkv::layout::pool::{PageClass, PoolLayout};
 use wgkv::layout::{Bits, Profile};
-use wgkv::nsnquant::Codebook;
+use wgkv::nsnquant::{Codebook, Rope};
 use wgkv::shape::{Dtype, Elements};
 
 use crate::pool::World;
@@ -149,7 +149,10 @@ fn no_sequences_make_a_file_too() {
 #[test]
 fn other_shapes_of_pools() {
     let base = PoolConfig { chunk: 8, recent: 3, ..crate::pool_trials::config() };
+    let rope = |theta| Rope::theta(theta, 64).ok();
     let shapes = [
+        PoolConfig { rope: rope(1e4), ..base.clone() },
+        PoolConfig { rope: rope(2e4), profile: Profile::Paper, ..base.clone() },
         PoolConfig { bits: None, sinks: 0, ..base.clone() },
         PoolConfig { bits: None, sinks: 5, raw: Dtype::Bf16, ..base.clone() },
         PoolConfig { bits: Some((Bits::One, Bits::Two)), sinks: 3, ..base.clone() },
@@ -328,6 +331,10 @@ fn pools_of_another_shape_are_named() {
         (
             PoolConfig { raw: Dtype::Bf16, ..base.clone() },
             "the file has raw f16, the pool has bf16",
+        ),
+        (
+            PoolConfig { rope: Rope::theta(1e4, 64).ok(), ..base.clone() },
+            "the file has keys of another rotary embedding than the pool",
         ),
         (
             PoolConfig { key_scale: true, ..base.clone() },

@@ -33,6 +33,7 @@ fn traces_of_the_peer() {
         let rate = Bits::new("bits", numbers(case, "bits") as u32).unwrap();
         let config = CacheConfig {
             profile: wgkv::layout::Profile::Compat,
+            rope: None,
             rows,
             head_dim_k: head_dim,
             head_dim_v: head_dim,

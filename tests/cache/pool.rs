@@ -494,6 +494,7 @@ fn config() -> impl Strategy<Value = PoolConfig> {
             let mut config = PoolConfig {
                 key_scale,
                 profile: wgkv::layout::Profile::Compat,
+                rope: None,
                 layers: 2,
                 heads: 2,
                 head_dim_k: 16,

@@ -17,6 +17,7 @@ fn config(layers: usize) -> PoolConfig {
     PoolConfig {
         key_scale: false,
         profile: wgkv::layout::Profile::Compat,
+        rope: None,
         layers,
         heads: HEADS,
         head_dim_k: 128,

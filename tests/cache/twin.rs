@@ -22,6 +22,7 @@ pub fn config() -> PoolConfig {
     PoolConfig {
         key_scale: false,
         profile: wgkv::layout::Profile::Compat,
+        rope: None,
         layers: 2,
         heads: 2,
         head_dim_k: 64,

@@ -17,6 +17,7 @@ const HEAD_DIM: usize = 64;
 fn config(dtype: Dtype) -> CacheConfig {
     CacheConfig {
         profile: wgkv::layout::Profile::Compat,
+        rope: None,
         rows: ROWS,
         head_dim_k: HEAD_DIM,
         head_dim_v: HEAD_DIM,

@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use crate::support::{File, Folder, pair};
+use crate::support::{File, Folder, pair, tensor};
 
 /// Takes a file that the program wrote apart, to be changed and written again.
 fn open(path: &Path) -> File {
@@ -229,4 +229,60 @@ fn tuned_files_carry_their_profile_and_books() {
     without.header["__metadata__"]["profile"] = json!("compat");
     let path = folder.write("bad.st", &without.bytes());
     folder.refuses("dequantize", &path, &["--backend", "cpu"], &["bits", "3"]);
+}
+
+#[test]
+fn keys_packed_without_their_embedding_come_back_with_it() {
+    let folder = Folder::new();
+    let dense = folder.write("x.st", &pair([1, 2, 300, 64]).bytes());
+    let list: Vec<f64> = (0..16).map(|i| 1e4f64.powf(-f64::from(i) / 16.0)).collect();
+    let list = folder.write("inv.json", json!(list).to_string().as_bytes());
+    let list = list.to_str().expect("a name");
+    let halves = |path: &Path| -> Vec<f64> {
+        let (_, _, bytes) = tensor(path, "layers.0.k");
+        let halves: Vec<half::f16> = bytemuck::pod_collect_to_vec(&bytes);
+        halves.iter().map(|v| v.to_f64()).collect()
+    };
+    let before = halves(&dense);
+    let sum = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
+    let mut outputs = Vec::new();
+    for backend in ["cpu", "auto"] {
+        for rope in [["--rope-theta", "10000"], ["--rope-frequencies", list]] {
+            let args = ["--profile", "paper", "--rope-pairing", "interleaved"];
+            let args = [&args[..], &rope, &["--backend", backend]].concat();
+            let packed = folder.run("quantize", &dense, "p.st", &args);
+            let back = folder.run("dequantize", &packed, "d.st", &["--backend", backend]);
+            let after = halves(&back);
+            let difference = sum(&mut before.iter().zip(&after).map(|(a, b)| a - b));
+            let error = (difference / sum(&mut before.iter().copied())).sqrt();
+            println!("{backend} {rope:?}: {error:.4}");
+            assert!(error < 0.4, "{error}");
+            outputs.push(open(&packed));
+        }
+    }
+    let file = &outputs[1];
+    assert_eq!(file.header["layers.0.k.rope"]["shape"], json!([16]));
+    assert_eq!(outputs[0].header["layers.0.k.rope"]["shape"], json!([32]));
+    assert_eq!(file.header["__metadata__"]["profile"], "paper");
+    let cpu = ["--backend", "cpu"];
+    let refuse = |file: File, words: &[&str]| {
+        folder.refuses("dequantize", &folder.write("bad.st", &file.bytes()), &cpu, words);
+    };
+    refuse(with_note(file, "rope", json!("other")), &["rope", "halves"]);
+    refuse(with_note(file, "rope", Value::Null), &["k.rope"]);
+    let mut without = file.clone();
+    without.header.remove("layers.0.k.rope");
+    refuse(without, &["layers.0"]);
+    // Which embedding, or that there is none, must be said.
+    let paper = ["--profile", "paper", "--backend", "cpu"];
+    folder.refuses("quantize", &dense, &paper, &["paper", "--rope-theta", "--no-rope"]);
+    folder.run("quantize", &dense, "n.st", &[&paper[..], &["--no-rope"]].concat());
+    let theta = ["--rope-theta", "0.5", "--backend", "cpu"];
+    folder.refuses("quantize", &dense, &theta, &["--rope-theta", "0.5"]);
+    let bad = folder.write("bad.json", b"[1, 2, \"x\"]");
+    let bad = ["--rope-frequencies", bad.to_str().expect("a name"), "--backend", "cpu"];
+    folder.refuses("quantize", &dense, &bad, &["bad.json", "JSON"]);
+    let many = folder.write("many.json", json!(vec![1.0; 33]).to_string().as_bytes());
+    let many = ["--rope-frequencies", many.to_str().expect("a name"), "--backend", "cpu"];
+    folder.refuses("quantize", &dense, &many, &["rope frequencies", "33"]);
 }

@@ -233,6 +233,7 @@ pub fn saved_sequences() -> Vec<u8> {
     let config = PoolConfig {
         key_scale: false,
         profile: wgkv::layout::Profile::Compat,
+        rope: None,
         layers: 1,
         heads: 1,
         head_dim_k: 8,

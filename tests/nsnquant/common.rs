@@ -42,36 +42,38 @@ pub const PATHS: [Path; 2] = [Path::Cpu, Path::Gpu];
 
 impl Path {
     pub fn encode(self, codec: &Codec, data: Elements<'_>, starts: &[u32]) -> Result<Vec<u32>> {
-        self.encode_scaled(codec, data, starts, None)
+        self.encode_at(codec, data, &[], starts, None)
     }
 
-    pub fn encode_scaled(
+    pub fn encode_at(
         self,
         codec: &Codec,
         data: Elements<'_>,
+        positions: &[u32],
         starts: &[u32],
         scales: Option<&KeyScales<'_>>,
     ) -> Result<Vec<u32>> {
         match self {
-            Self::Cpu => cpu::encode_scaled(codec, data, starts, scales),
-            Self::Gpu => encode_scaled_on(context(), codec, data, starts, scales),
+            Self::Cpu => cpu::encode_at(codec, data, positions, starts, scales),
+            Self::Gpu => encode_at_on(context(), codec, data, positions, starts, scales),
         }
     }
 
     pub fn decode(self, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>> {
-        self.decode_scaled(codec, pages, None)
+        self.decode_at(codec, pages, &[], None)
     }
 
-    pub fn decode_scaled(
+    pub fn decode_at(
         self,
         codec: &Codec,
         pages: &[u32],
+        positions: &[u32],
         scales: Option<&KeyScales<'_>>,
     ) -> Result<Vec<f32>> {
         match self {
-            Self::Cpu => cpu::decode_scaled(codec, pages, scales),
+            Self::Cpu => cpu::decode_at(codec, pages, positions, scales),
             Self::Gpu => {
-                let bytes = decode_scaled_on(context(), codec, pages, Dtype::F32, scales)?;
+                let bytes = decode_at_on(context(), codec, pages, positions, Dtype::F32, scales)?;
                 Ok(bytemuck::pod_collect_to_vec(&bytes))
             }
         }
@@ -106,13 +108,14 @@ pub fn encode_on(
     data: Elements<'_>,
     starts: &[u32],
 ) -> Result<Vec<u32>> {
-    encode_scaled_on(context, codec, data, starts, None)
+    encode_at_on(context, codec, data, &[], starts, None)
 }
 
-fn encode_scaled_on(
+fn encode_at_on(
     context: &Context,
     codec: &Codec,
     data: Elements<'_>,
+    positions: &[u32],
     starts: &[u32],
     scales: Option<&KeyScales<'_>>,
 ) -> Result<Vec<u32>> {
@@ -122,26 +125,28 @@ fn encode_scaled_on(
     let device = DeviceCodec::new(context, codec.clone())?;
     let rows = context.upload("data", data.bytes())?;
     let first = context.upload("starts", bytemuck::cast_slice(starts))?;
+    let places = context.upload("positions", bytemuck::cast_slice(positions))?;
     let out = context.create("pages", (starts.len() * layout.words() * 4) as u64)?;
     let readback = run_on(context, |rec| {
         let (rows, first) = (Slice::all(&rows), Slice::all(&first));
         let total = data.len() / layout.head_dim();
-        let (dtype, to) = (data.dtype(), Slice::all(&out));
+        let (dtype, to, at) = (data.dtype(), Slice::all(&out), Some(Slice::all(&places)));
         let pages = starts.len();
-        gpu::encode_scaled(rec, &device, rows, dtype, total, first, pages, to, scales)?;
-        rec.read_back(Slice::all(&out))
+        gpu::encode_at(rec, &device, rows, dtype, total, at, first, pages, to, scales)?;
+        rec.read_back(to)
     })?;
     Ok(bytemuck::pod_collect_to_vec(&wait(readback)))
 }
 
 pub fn decode_on(context: &Context, codec: &Codec, pages: &[u32], dtype: Dtype) -> Result<Vec<u8>> {
-    decode_scaled_on(context, codec, pages, dtype, None)
+    decode_at_on(context, codec, pages, &[], dtype, None)
 }
 
-fn decode_scaled_on(
+fn decode_at_on(
     context: &Context,
     codec: &Codec,
     pages: &[u32],
+    positions: &[u32],
     dtype: Dtype,
     scales: Option<&KeyScales<'_>>,
 ) -> Result<Vec<u8>> {
@@ -153,13 +158,14 @@ fn decode_scaled_on(
     let device = DeviceCodec::new(context, codec.clone())?;
     let packed = context.upload("pages", bytemuck::cast_slice(pages))?;
     let first = context.upload("starts", bytemuck::cast_slice(&starts))?;
+    let places = context.upload("positions", bytemuck::cast_slice(positions))?;
     let rows = count * layout.chunk();
     let out = context.create("rows", (rows * layout.head_dim() * dtype.bytes()) as u64)?;
     let readback = run_on(context, |rec| {
         let (packed, first) = (Slice::all(&packed), Slice::all(&first));
-        let to = Slice::all(&out);
-        gpu::decode_scaled(rec, &device, packed, count, first, to, dtype, rows, scales)?;
-        rec.read_back(Slice::all(&out))
+        let (at, to) = (Some(Slice::all(&places)), Slice::all(&out));
+        gpu::decode_at(rec, &device, packed, count, at, first, to, dtype, rows, scales)?;
+        rec.read_back(to)
     })?;
     Ok(wait(readback))
 }

@@ -104,7 +104,8 @@ pub fn codecs(config: &PoolConfig) -> Option<[Codec; 2]> {
         |dim, scheme| Codec::with("rows", dim, scheme, config.chunk, Codebook::builtin()).unwrap();
     config.bits.map(|(keys, values)| {
         let schemes = [config.profile.key_scheme(keys), config.profile.scheme(values)];
-        [codec(config.head_dim_k, schemes[0]), codec(config.head_dim_v, schemes[1])]
+        let keys = codec(config.head_dim_k, schemes[0]).with_rope(config.rope.clone()).unwrap();
+        [keys, codec(config.head_dim_v, schemes[1])]
     })
 }
 
@@ -171,13 +172,14 @@ impl Contents {
         let scale = self.scale(scale);
         let scales = scale.as_ref().map(|values| KeyScales { values, of_page: &[0] });
         let scales = [scales.as_ref(), None];
+        let at: Vec<u32> = rows.iter().map(|row| row.position).collect();
         let words = [0, 1].map(|side| {
             let data = Data::of_bits(self.raw, &self.bits(rows, side));
             let (codec, scales) = (&codecs[side], scales[side]);
-            nsnquant::cpu::encode_scaled(codec, data.elements(), &[0], scales).unwrap()
+            nsnquant::cpu::encode_at(codec, data.elements(), &at, &[0], scales).unwrap()
         });
         let decoded = [0, 1].map(|side| {
-            nsnquant::cpu::decode_scaled(&codecs[side], &words[side], scales[side]).unwrap()
+            nsnquant::cpu::decode_at(&codecs[side], &words[side], &at, scales[side]).unwrap()
         });
         let chunk = Rc::new(Chunk { words, decoded });
         self.chunks.insert(ids, chunk.clone());
@@ -237,11 +239,14 @@ impl Contents {
         page
     }
 
-    /// Keys or values of the first rows of a page whose words of that side these are.
-    pub fn page_rows(&self, class: PageClass, side: usize, words: &[u32], rows: usize) -> Vec<f32> {
-        let words = &words[..self.layout.side_words(class, side)];
+    /// Keys or values of the first rows of a page.
+    pub fn page_rows(&self, class: PageClass, side: usize, page: &[u32], rows: usize) -> Vec<f32> {
+        let start = [0, self.layout.values_offset(class)][side];
+        let words = &page[start..start + self.layout.side_words(class, side)];
         if class == PageClass::Packed {
-            return nsnquant::cpu::decode(&self.codecs.as_ref().unwrap()[side], words).unwrap();
+            let positions = &page[self.layout.positions_offset(class)..][..rows];
+            let codec = &self.codecs.as_ref().unwrap()[side];
+            return nsnquant::cpu::decode_at(codec, words, positions, None).unwrap();
         }
         let bits: Vec<u16> = words.iter().flat_map(|w| [*w as u16, (*w >> 16) as u16]).collect();
         bits[..rows * self.dims[side]].iter().map(|bits| self.widen(*bits)).collect()

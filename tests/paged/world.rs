@@ -587,8 +587,7 @@ impl World {
             assert!(pairs.all(|(a, b)| a.abs_diff(b) <= 1));
         }
         for side in [0, 1] {
-            let start = [0, layout.values_offset(class)][side];
-            let read = |page: &[u32]| self.contents.page_rows(class, side, &page[start..], rows);
+            let read = |page: &[u32]| self.contents.page_rows(class, side, page, rows);
             close_rows(&read(device), &read(host), self.dims[side]);
         }
     }

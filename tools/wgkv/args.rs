@@ -196,16 +196,44 @@ pub struct Packing {
     /// Newest tokens that stay unpacked [default: 16; 64 with --target-bits 1.25]
     #[arg(long, value_name = "N")]
     pub recent: Option<u32>,
-    /// Which form of the method: as it was described, or with free-norm books, 4-bit scales and means
+    /// Which form of the method: as it was described; with free-norm books, 4-bit scales and means;
+    /// or as published, with keys packed without their rotary embedding
     /// [default: compat with --bits, --k-bits, --v-bits, --codebook or --dump-codes, else tuned]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
     /// Pack keys under a scale of each head's channels, fixed from its first chunks
     #[arg(long)]
     pub key_scale: bool,
+    #[command(flatten)]
+    pub rope: RopeArgs,
     /// Codebooks codebook_signed and codebook_magnitude, f32 [256, 8] [default: built in]
     #[arg(long, value_name = "FILE")]
     pub codebook: Option<PathBuf>,
+}
+
+/// The rotary embedding that keys come with, which packing takes off and unpacking puts on again, at
+/// the position of each token.
+#[derive(Args, Debug)]
+pub struct RopeArgs {
+    /// Base of the rotary embedding of the keys, whose packing takes it off; all channels turn
+    #[arg(long, value_name = "BASE", allow_negative_numbers = true)]
+    pub rope_theta: Option<f64>,
+    /// The same by its inverse frequencies: a JSON list of numbers, in radians a token; with fewer than
+    /// D/2 the last channels do not turn
+    #[arg(long, value_name = "FILE", conflicts_with = "rope_theta")]
+    pub rope_frequencies: Option<PathBuf>,
+    /// Which channels turn together: i and i + n of n pairs, or 2i and 2i + 1
+    #[arg(long, value_enum, default_value = "halves")]
+    pub rope_pairing: Pairing,
+    /// Keys have no rotary embedding (the profile paper asks for one otherwise)
+    #[arg(long, conflicts_with_all = ["rope_theta", "rope_frequencies"])]
+    pub no_rope: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pairing {
+    Halves,
+    Interleaved,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -260,9 +260,9 @@ fn one(
         names: [pair.k.name.clone(), pair.v.name.clone()],
     };
     let packed = pack(engine, spec, &evicted).map_err(|e| e.at(source.name()))?;
-    let places = packed.places();
+    let (places, positions) = (packed.places(), packed.all_positions());
     let error = |side, data: &Data| -> Result<Errors, Fail> {
-        Ok(Errors::of(&restore(engine, side, &places)?, data.elements()))
+        Ok(Errors::of(&restore(engine, side, &places, &positions)?, data.elements()))
     };
     let (k, v) = (error(&packed.k, &evicted.k)?, error(&packed.v, &evicted.v)?);
     let bytes = Bytes::of(&pair, &packed);

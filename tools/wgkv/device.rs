@@ -135,11 +135,12 @@ pub fn gather(gpu: &Gpu, data: &Tensor<'_>, kept: &Kept) -> Result<Vec<f16>, Fai
     Ok(copied)
 }
 
-/// Packs the chunks that start at the token rows `starts`, ascending.
+/// Packs the chunks that start at the token rows `starts`, ascending; the rows stand at `positions`.
 pub fn encode(
     gpu: &Gpu,
     codec: &Codec,
     data: Elements<'_>,
+    positions: &[u32],
     starts: &[u32],
     scales: Option<&KeyScales<'_>>,
 ) -> Result<Vec<u32>, Fail> {
@@ -156,15 +157,18 @@ pub fn encode(
             let context = rec.context();
             let rows_buffer = context.upload("rows", data.bytes())?;
             let starts = context.upload("starts", bytemuck::cast_slice(&local))?;
+            let own = bytemuck::cast_slice(&positions[rows.clone()]);
+            let positions = context.upload("positions", own)?;
             let size = 4 * (part.len() * layout.words()) as u64;
             let pages = context.create("pages", size)?;
             let scales = DeviceScales::upload(context, scales, &part)?;
-            nsnquant::encode_scaled(
+            nsnquant::encode_at(
                 rec,
                 &device_codec,
                 Slice::all(&rows_buffer),
                 data.dtype(),
                 rows.len(),
+                Some(Slice::all(&positions)),
                 Slice::all(&starts),
                 part.len(),
                 Slice::all(&pages),
@@ -178,11 +182,12 @@ pub fn encode(
     Ok(words)
 }
 
-/// Decodes pages, `[pages * chunk, D]`.
+/// Decodes pages, `[pages * chunk, D]`, whose rows stand at `positions`.
 pub fn decode(
     gpu: &Gpu,
     codec: &Codec,
     pages: &[u32],
+    positions: &[u32],
     scales: Option<&KeyScales<'_>>,
 ) -> Result<Vec<f32>, Fail> {
     let layout = *codec.layout();
@@ -197,14 +202,17 @@ pub fn decode(
         let answer = gpu.run(|rec| {
             let context = rec.context();
             let pages = context.upload("pages", bytemuck::cast_slice(words))?;
+            let own = &positions[part.start * chunk..part.end * chunk];
+            let positions = context.upload("positions", bytemuck::cast_slice(own))?;
             let starts = context.upload("starts", bytemuck::cast_slice(&starts))?;
             let out = context.create("rows", 4 * (total_rows * dim) as u64)?;
             let scales = DeviceScales::upload(context, scales, &part)?;
-            nsnquant::decode_scaled(
+            nsnquant::decode_at(
                 rec,
                 &device_codec,
                 Slice::all(&pages),
                 part.len(),
+                Some(Slice::all(&positions)),
                 Slice::all(&starts),
                 Slice::all(&out),
                 Dtype::F32,

@@ -73,30 +73,34 @@ impl Engine {
         }
     }
 
-    /// Packs the chunks that start at the token rows `starts`, ascending, under key scales if any.
+    /// Packs the chunks that start at the token rows `starts`, ascending, under key scales if any; the
+    /// rows stand at `positions`.
     pub fn encode(
         &self,
         codec: &Codec,
         data: Elements<'_>,
+        positions: &[u32],
         starts: &[u32],
         scales: Option<&KeyScales<'_>>,
     ) -> Result<Vec<u32>, Fail> {
         match self {
-            Self::Cpu => Ok(nsnquant::cpu::encode_scaled(codec, data, starts, scales)?),
-            Self::Gpu(gpu) => device::encode(gpu, codec, data, starts, scales),
+            Self::Cpu => Ok(nsnquant::cpu::encode_at(codec, data, positions, starts, scales)?),
+            Self::Gpu(gpu) => device::encode(gpu, codec, data, positions, starts, scales),
         }
     }
 
-    /// Decodes pages, `[pages * chunk, D]`, that are under key scales if any.
+    /// Decodes pages, `[pages * chunk, D]`, that are under key scales if any and whose rows stand at
+    /// `positions`.
     pub fn decode(
         &self,
         codec: &Codec,
         pages: &[u32],
+        positions: &[u32],
         scales: Option<&KeyScales<'_>>,
     ) -> Result<Vec<f32>, Fail> {
         match self {
-            Self::Cpu => Ok(nsnquant::cpu::decode_scaled(codec, pages, scales)?),
-            Self::Gpu(gpu) => device::decode(gpu, codec, pages, scales),
+            Self::Cpu => Ok(nsnquant::cpu::decode_at(codec, pages, positions, scales)?),
+            Self::Gpu(gpu) => device::decode(gpu, codec, pages, positions, scales),
         }
     }
 

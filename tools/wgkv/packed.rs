@@ -9,12 +9,13 @@
 //! | `layers.<i>.pages_offsets` | U32 | `[rows + 1]`, pages of each row |
 //! | `layers.<i>.positions` | U32 | `[token rows]`, only after eviction |
 //! | `layers.<i>.k.pages`, `.v.pages` | U32 | `[pages, words of a page]` |
+//! | `layers.<i>.k.rope` | F32 | `[pairs]`, inverse frequencies, where packed keys are without their rotary embedding |
 //! | `layers.<i>.k.raw`, `.v.raw` | F16 or BF16 | `[raw token rows, D]` |
 //! | `layers.<i>.k.scale` | F16 | `[rows, D]`, key scale of each row, only where keys are under one |
 //!
 //! and once `codebook_signed`, `codebook_magnitude` F32 `[256, 8]`, with the profile tuned also
 //! `codebook_plain` F32 `[3712]`, the books of 1 to 4 bits one after the other. The metadata hold
-//! `format`, `version`, `profile` (`compat` or `tuned`) and per layer, under `layers.<i>`, the numbers of [`Note`] as JSON.
+//! `format`, `version`, `profile` (`compat`, `tuned` or `paper`) and per layer, under `layers.<i>`, the numbers of [`Note`] as JSON.
 
 use std::io::{Read, Seek};
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use half::f16;
 use serde::{Deserialize, Serialize};
 use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE, Profile, Scheme};
-use wgkv::nsnquant::{Codebook, Codec, KeyScales, check_factors};
+use wgkv::nsnquant::{Codebook, Codec, KeyScales, Pairing, Rope, check_factors};
 use wgkv::shape::check_offsets;
 
 use crate::file::{Data, Fail, FileDtype, Header, Output, Payload, Source, shown};
@@ -49,6 +50,9 @@ pub struct Note {
     pub chunk: usize,
     pub sinks: usize,
     pub recent: usize,
+    /// Pairing of the rotary embedding that packed keys are without, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope: Option<String>,
 }
 
 /// Keys or values of a packed layer.
@@ -170,6 +174,10 @@ impl Packed {
         let name = |tensor: &str| format!("layers.{layer}.{tensor}");
         let raw = self.raw_offsets().last().copied().unwrap_or(0) as usize;
         let pages = self.page_offsets.last().copied().unwrap_or(0) as usize;
+        if let Some(rope) = self.k.codec.rope() {
+            let list = rope.frequencies().to_vec();
+            output.put(name("k.rope"), &[list.len()], Payload::F32(list));
+        }
         for (tensor, side) in [("k", self.k), ("v", self.v)] {
             let layout = *side.codec.layout();
             let pages_shape = [pages, layout.words()];
@@ -211,6 +219,9 @@ impl Packed {
         };
         let k_codec = codec("k_dim", note.k_dim, note.k_bits, Profile::key_scheme)?;
         let v_codec = codec("v_dim", note.v_dim, note.v_bits, Profile::scheme)?;
+        let rope = rope(source, note.rope.as_deref(), &key, names)?;
+        let k_codec =
+            k_codec.with_rope(rope).map_err(|e| Fail::from(e).at(&key).at(source.name()))?;
 
         let (offsets_name, pages_name) = (name("offsets"), name("pages_offsets"));
         let (_, offsets) = source.exactly::<u32>(&offsets_name, FileDtype::U32, 1)?;
@@ -277,6 +288,29 @@ impl Packed {
     }
 }
 
+/// The rotary embedding that the packed keys of a layer are without.
+fn rope<R: Read + Seek>(
+    source: &mut Source<R>,
+    pairing: Option<&str>,
+    key: &str,
+    names: &Names,
+) -> Result<Option<Rope>, Fail> {
+    let (pairing, name) = match (pairing, names.get("k.rope")) {
+        (None, None) => return Ok(None),
+        (Some(pairing), Some(name)) => (pairing, name),
+        (Some(_), None) => return Err(source.fail(key, "k.rope is missing")),
+        (None, Some(name)) => return Err(source.fail(name, "the metadata do not speak of it")),
+    };
+    let known = Pairing::ALL.into_iter().find(|known| known.name() == pairing);
+    let Some(pairing) = known else {
+        let message = format!("the metadata say a rope {}: halves and interleaved", shown(pairing));
+        return Err(source.fail(key, message + " are read"));
+    };
+    let (_, list) = source.exactly::<f32>(name, FileDtype::F32, 1)?;
+    let rope = Rope::new(pairing, &list);
+    rope.map(Some).map_err(|e| Fail::from(e).at(shown(name)).at(source.name()))
+}
+
 fn side<R: Read + Seek>(
     source: &mut Source<R>,
     pages_name: &str,
@@ -332,12 +366,12 @@ fn note(header: &Header, layer: u32) -> Result<Note, String> {
 fn profile(header: &Header) -> Result<Profile, String> {
     let Some(name) = header.metadata.get("profile") else { return Ok(Profile::Compat) };
     let known = Profile::ALL.into_iter().find(|profile| profile.name() == name);
-    known.ok_or_else(|| format!("profile {}: only compat and tuned are read", shown(name)))
+    known.ok_or_else(|| format!("profile {}: only compat, tuned and paper are read", shown(name)))
 }
 
-/// The profile whose scheme a codec has.
-fn profile_of(codec: &Codec) -> Profile {
-    let same = |profile: &Profile| profile.scheme(codec.layout().bits()) == codec.scheme();
+/// The profile whose scheme the codec of keys has.
+fn profile_of(keys: &Codec) -> Profile {
+    let same = |profile: &Profile| profile.key_scheme(keys.layout().bits()) == keys.scheme();
     Profile::ALL.into_iter().find(same).unwrap_or_default()
 }
 
@@ -381,7 +415,7 @@ pub fn summary(header: &Header) -> Option<f64> {
         bytes = bytes.checked_add(entry.end - entry.begin)?;
         if let Some((side, part)) = tensor.split_once('.')
             && matches!(side, "k" | "v")
-            && part != "scale"
+            && matches!(part, "pages" | "raw")
         {
             let note = note(header, layer).ok()?;
             let dim = if side == "k" { note.k_dim } else { note.v_dim };

@@ -13,12 +13,14 @@ use crate::file::{Data, Fail, Source};
 use crate::packed::{Note, Packed, Place, Scales, Side, places, read_codebook};
 use crate::ragged::Ragged;
 use crate::report::say;
+use crate::rope::Choice;
 
 /// How to pack, from the options.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub codebook: Arc<Codebook>,
     pub profile: wgkv::layout::Profile,
+    pub rope: Choice,
     pub bits: [Bits; 2],
     pub key_scale: bool,
     pub chunk: usize,
@@ -48,11 +50,15 @@ impl Spec {
             Some(Profile::Tuned) | None => {
                 (preset.profile, [preset.k_bits, preset.v_bits].map(|bits| bits.get() as u32))
             }
-            Some(Profile::Paper) => {
-                let message = "--profile paper is not supported, only compat and tuned are";
-                return Err(Fail::input(message));
-            }
+            Some(Profile::Paper) => (Known::Paper, [2, 2]),
         };
+        let rope = Choice::new(&packing.rope)?;
+        if matches!((profile, &rope), (Known::Paper, Choice::Unsaid)) {
+            return Err(Fail::input(
+                "--profile paper packs keys without their rotary embedding: say which they have with \
+                 --rope-theta or --rope-frequencies (and --rope-pairing), or --no-rope",
+            ));
+        }
         let codebook = match &packing.codebook {
             Some(path) => read_codebook(&mut Source::open(path)?)?,
             None => Codebook::builtin(),
@@ -69,6 +75,7 @@ impl Spec {
         let spec = Self {
             codebook,
             profile,
+            rope,
             bits,
             key_scale: preset.key_scale || packing.key_scale,
             chunk: packing.chunk.map_or(preset.chunk, |chunk| chunk as usize),
@@ -86,6 +93,7 @@ impl Spec {
             Ok(Codec::with("head dim", dim, scheme, self.chunk, self.codebook.clone())?)
         };
         let keys = codec(k_dim, self.profile.key_scheme(self.bits[0]))?;
+        let keys = keys.with_rope(self.rope.rope(k_dim)?)?;
         Ok([keys, codec(v_dim, self.profile.scheme(self.bits[1]))?])
     }
 
@@ -109,13 +117,14 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
         .flat_map(|place| place.packed.clone().step_by(spec.chunk))
         .map(|start| start as u32)
         .collect();
+    let positions = layer.all_positions();
     let scales = match spec.key_scale {
         true => Some(key_scales(&layer.k, layer.k_dim, &places, spec.chunk, &page_offsets)?),
         false => None,
     };
     let side = |codec: Codec, data: &Data, name: &str, scales: Option<Scales>| {
         let held = scales.as_ref().map(Scales::view);
-        let pages = engine.encode(&codec, data.elements(), &starts, held.as_ref());
+        let pages = engine.encode(&codec, data.elements(), &positions, &starts, held.as_ref());
         let pages = pages.map_err(|e| e.at(name))?;
         let raw = raw_rows(data, &places, codec.layout().head_dim()).map_err(|e| e.at(name))?;
         Ok::<Side, Fail>(Side { codec, pages, raw, scales })
@@ -131,6 +140,7 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
         chunk: spec.chunk,
         sinks: spec.sinks,
         recent: spec.recent,
+        rope: k_codec.rope().map(|rope| rope.pairing().name().to_string()),
     };
     Ok(Packed {
         note,
@@ -198,9 +208,16 @@ fn raw_rows(data: &Data, places: &[Place], dim: usize) -> Result<Data, Fail> {
     }
 }
 
-/// Restores keys or values of a layer as f32 `[token rows, D]`, raw rows as they are stored.
-pub fn restore(engine: &Engine, side: &Side, places: &[Place]) -> Result<Vec<f32>, Fail> {
-    let decoded = engine.decode(&side.codec, &side.pages, side.scales().as_ref())?;
+/// Restores keys or values of a layer as f32 `[token rows, D]`, raw rows as they are stored, given the
+/// position of each token row.
+pub fn restore(
+    engine: &Engine,
+    side: &Side,
+    places: &[Place],
+    positions: &[u32],
+) -> Result<Vec<f32>, Fail> {
+    let positions = packed_rows(places, positions);
+    let decoded = engine.decode(&side.codec, &side.pages, &positions, side.scales().as_ref())?;
     let raw = side.raw.elements();
     let raw: Vec<f32> = (0..raw.len()).map(|i| raw.get(i)).collect();
     Ok(weave(&raw, &decoded, places, side.codec.layout().head_dim()))
@@ -211,9 +228,11 @@ pub fn restore_f16(
     engine: &Engine,
     side: &Side,
     places: &[Place],
+    positions: &[u32],
     name: &str,
 ) -> Result<Vec<f16>, Fail> {
-    let decoded = engine.decode(&side.codec, &side.pages, side.scales().as_ref())?;
+    let positions = packed_rows(places, positions);
+    let decoded = engine.decode(&side.codec, &side.pages, &positions, side.scales().as_ref())?;
     let decoded = saturate(&decoded, name);
     let raw = match &side.raw {
         Data::F16(rows) => rows.clone(),
@@ -221,6 +240,11 @@ pub fn restore_f16(
         Data::F32(rows) => saturate(rows, name),
     };
     Ok(weave(&raw, &decoded, places, side.codec.layout().head_dim()))
+}
+
+/// The positions of packed rows.
+fn packed_rows(places: &[Place], positions: &[u32]) -> Vec<u32> {
+    places.iter().flat_map(|place| &positions[place.packed.clone()]).copied().collect()
 }
 
 /// Puts raw and decoded rows back in order.

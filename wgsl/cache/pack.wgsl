@@ -3,7 +3,7 @@
 // positions too. Pages outside the slabs are ignored. Dispatched by src/cache/gpu/pack.rs; twin
 // src/cache/cpu/pack.rs.
 // One workgroup an entry (from, to, key scale). Needs element.wgsl, hadamard.wgsl, grid.wgsl,
-// key_scale.wgsl and encode.wgsl of common.
+// divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl and encode.wgsl of common.
 
 struct Params {
     first: u32,
@@ -37,7 +37,13 @@ struct Params {
 @group(0) @binding(3) var<uniform> book: array<vec4<f32>, BOOK_FOURS>;
 // Key scales; not read without KEY_SCALED.
 @group(0) @binding(4) var<storage, read> key_scales: array<u32>;
-@group(0) @binding(5) var<storage, read_write> pages: array<u32>;
+// The embedding.
+@group(0) @binding(5) var<uniform> rope: array<vec4<u32>, ROPE_FOURS>;
+@group(0) @binding(6) var<storage, read_write> pages: array<u32>;
+
+fn encode_position(place: u32) -> u32 {
+    return data[place];
+}
 
 @compute @workgroup_size(HADAMARD_LANES)
 fn main(
@@ -57,6 +63,8 @@ fn main(
         pages[write + params.to_positions + i] = data[read + params.from_positions + i];
     }
     let chunk = select(0u, params.chunk, live);
+    let places = read + params.from_positions;
+    let side = 2u * (read + params.from_side);
     let key_scale = min(list[entry + 2u], params.last_scale) * (HEAD_DIM >> 1u);
-    encode_chunk(lane, chunk, 2u * (read + params.from_side), write + params.to_side, key_scale);
+    encode_chunk(lane, chunk, side, places, write + params.to_side, key_scale);
 }

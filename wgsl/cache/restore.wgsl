@@ -4,7 +4,7 @@
 // too. Pages outside the slab and rows outside the result are ignored.
 // Dispatched by src/cache/gpu/restore.rs; twin src/cache/cpu/restore.rs.
 // One workgroup an entry (from, to, rows, key scale). Needs element.wgsl, page.wgsl, hadamard.wgsl,
-// grid.wgsl, key_scale.wgsl and decode.wgsl of common.
+// grid.wgsl, divide.wgsl, rope.wgsl, key_scale.wgsl and decode.wgsl of common.
 
 struct Params {
     first: u32,
@@ -40,7 +40,13 @@ struct Params {
 @group(0) @binding(3) var<storage, read> book: array<vec4<f32>>;
 // Key scales; not read without KEY_SCALED.
 @group(0) @binding(4) var<storage, read> key_scales: array<u32>;
-@group(0) @binding(5) var<storage, read_write> rows: array<u32>;
+// The embedding.
+@group(0) @binding(5) var<uniform> rope: array<vec4<u32>, ROPE_FOURS>;
+@group(0) @binding(6) var<storage, read_write> rows: array<u32>;
+
+fn decode_position(place: u32) -> u32 {
+    return pages[place];
+}
 
 @compute @workgroup_size(HADAMARD_LANES)
 fn main(
@@ -60,6 +66,7 @@ fn main(
     for (var i = lane; i < min(count, params.position_rows); i += HADAMARD_LANES) {
         rows[write + params.to_positions + i] = pages[read + params.from_positions + i];
     }
+    let places = read + params.from_positions;
     let key_scale = min(list[entry + 3u], params.last_scale) * (HEAD_DIM >> 1u);
-    decode_chunk(lane, count, read + params.from_side, write + params.to_side, key_scale);
+    decode_chunk(lane, count, read + params.from_side, places, write + params.to_side, key_scale);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Unpacks pages into token rows [rows, d] from row starts[p] on, as wgsl/common/decode.wgsl does one.
 // Dispatched by src/nsnquant/gpu/decode.rs; twin: src/nsnquant/cpu/decode.rs.
-// One workgroup a page. Needs element.wgsl, page.wgsl, hadamard.wgsl, grid.wgsl, key_scale.wgsl
-// and decode.wgsl of common.
+// One workgroup a page. Needs element.wgsl, page.wgsl, hadamard.wgsl, grid.wgsl, divide.wgsl, rope.wgsl,
+// key_scale.wgsl and decode.wgsl of common.
 
 struct Params {
     pages: u32,
@@ -28,7 +28,14 @@ struct Params {
 // Key scales, and the number of each page's; not read without KEY_SCALED.
 @group(0) @binding(4) var<storage, read> key_scales: array<u32>;
 @group(0) @binding(5) var<storage, read> scale_of: array<u32>;
-@group(0) @binding(6) var<storage, read_write> rows: array<u32>;
+// Positions of the tokens of each page, and the embedding.
+@group(0) @binding(6) var<storage, read> positions: array<u32>;
+@group(0) @binding(7) var<uniform> rope: array<vec4<u32>, ROPE_FOURS>;
+@group(0) @binding(8) var<storage, read_write> rows: array<u32>;
+
+fn decode_position(place: u32) -> u32 {
+    return positions[place];
+}
 
 @compute @workgroup_size(HADAMARD_LANES)
 fn main(
@@ -45,5 +52,5 @@ fn main(
     if KEY_SCALED == 1u {
         key_scale = min(scale_of[page], params.last_scale) * (HEAD_DIM >> 1u);
     }
-    decode_chunk(lane, chunk, page * params.page_words, out, key_scale);
+    decode_chunk(lane, chunk, page * params.page_words, page * params.chunk, out, key_scale);
 }

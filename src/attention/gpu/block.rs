@@ -77,6 +77,7 @@ fn form(layout: &PageLayout) -> u32 {
         scheme.mean == MeanDomain::Hadamard,
         scheme.gain == Gain::TokenNorm,
         layout.index_bits() == 6,
+        scheme.metadata == Metadata::Linear,
     ];
     flags.iter().enumerate().map(|(bit, set)| u32::from(*set) << bit).sum()
 }

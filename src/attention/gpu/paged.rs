@@ -13,7 +13,7 @@ use crate::attention::plan::{Plan, Settings};
 use crate::error::{Error, Result};
 use crate::gpu::{Recorder, Slice, binding_limit};
 use crate::layout::pool::{PageClass, PoolLayout};
-use crate::nsnquant::gpu::DeviceCodebook;
+use crate::nsnquant::gpu::{DeviceCodebook, DeviceCodec};
 use crate::shape::Dtype;
 
 /// Most bytes of partial results at a time: where a batch makes more, it is answered row after row
@@ -34,6 +34,8 @@ pub struct DevicePagedView<'a> {
     pub raw: Dtype,
     /// The codebook; needed where there are packed pages.
     pub codebook: Option<&'a DeviceCodebook>,
+    /// How keys are packed; needed where that takes off a rotary embedding.
+    pub keys: Option<&'a DeviceCodec>,
     /// Which pages the rows lie in.
     pub tables: &'a DeviceTables,
     /// The slabs of the layer by class ([`PageClass::index`]) and by number.
@@ -89,6 +91,11 @@ pub fn attend_paged(
         (true, ..) => return Err(Error::Empty { argument: "codebook" }),
         (false, ..) => None,
     };
+    if let (Some(keys), Some([layout, _])) = (view.keys, view.layout.packed())
+        && keys.layout() != layout
+    {
+        return Err(Error::Codec { argument: "key codec", expected: "that of the pages" });
+    }
     for class in PageClass::ALL {
         for launch in &tables.class(class).launches {
             slabs(view, class, launch)?;

@@ -48,7 +48,8 @@ pub struct DevicePackedView<'a> {
     pub key_pages: Slice<'a>,
     /// Value pages `[pages, words]`.
     pub value_pages: Slice<'a>,
-    /// u32, positions of the tokens `[pages, chunk]`; needed where attention is causal.
+    /// u32, positions of the tokens `[pages, chunk]`; needed where attention is causal or the key
+    /// codec knows a rotary embedding.
     pub page_positions: Option<Slice<'a>>,
     /// f16, the key scale that the pages of each row are packed under, `[kv_rows, head_dim_k]`, if
     /// any. Nothing checks the factors: one that is not from 2^-10 to 2^10 counts as 1.
@@ -108,7 +109,8 @@ impl DeviceCacheView<'_> {
         if let Some(scales) = packed.key_scales {
             holds("key_scales", scales, 2, self.kv_rows.saturating_mul(self.head_dim_k))?;
         }
-        positions("page_positions", packed.page_positions, tokens, causal)
+        let needed = causal || keys.rope().is_some();
+        positions("page_positions", packed.page_positions, tokens, needed)
     }
 }
 
@@ -137,11 +139,11 @@ fn positions(
     argument: &'static str,
     slice: Option<Slice<'_>>,
     expected: usize,
-    causal: bool,
+    needed: bool,
 ) -> Result<()> {
     match slice {
-        Some(slice) if causal => holds(argument, slice, 4, expected),
-        None if causal => length(argument, 0, expected),
+        Some(slice) if needed => holds(argument, slice, 4, expected),
+        None if needed => length(argument, 0, expected),
         _ => Ok(()),
     }
 }

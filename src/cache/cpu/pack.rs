@@ -34,16 +34,17 @@ pub fn pack(
     });
     let tasks: Vec<_> = known.collect();
     let pages = parallel::map(tasks, |(to, scale, page)| -> Result<_> {
+        let first = part(layout, PageClass::Raw, 2);
+        let positions = &page[first..first + chunk];
         let mut sides = [Vec::new(), Vec::new()];
         let of_page = [scale];
         for (side, codec) in codecs.iter().enumerate() {
             let data = raw_rows(layout, PageClass::Raw, page, side, chunk, raw);
             let scales = scales.filter(|_| side == 0);
             let scales = scales.map(|values| KeyScales { values, of_page: &of_page });
-            sides[side] = cpu::encode_scaled(codec, data, &[0], scales.as_ref())?;
+            sides[side] = cpu::encode_at(codec, data, positions, &[0], scales.as_ref())?;
         }
-        let first = part(layout, PageClass::Raw, 2);
-        Ok((to, sides, &page[first..first + chunk]))
+        Ok((to, sides, positions))
     });
     for done in pages {
         let (number, sides, positions) = done?;

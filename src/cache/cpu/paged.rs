@@ -129,7 +129,7 @@ impl PagedCache {
     /// Those of [`PoolConfig::layout`].
     pub fn new(config: PoolConfig, codebook: Arc<Codebook>) -> Result<Self> {
         let pool = Pool::new(config)?;
-        let codecs = paged::codecs(pool.layout(), &codebook)?;
+        let codecs = paged::codecs(&pool, &codebook)?;
         let slabs = vec![Default::default(); pool.config().layers];
         Ok(Self { tag: Tag::new(), pool, codecs, slabs })
     }

@@ -80,8 +80,10 @@ fn unpack(
 ) {
     let first = part(layout, PageClass::Packed, side);
     let page = &packed[first..first + codec.layout().words()];
+    let places = part(layout, PageClass::Packed, 2);
+    let positions = &packed[places..places + layout.chunk()];
     let mut rows = vec![0.0; layout.chunk() * layout.head_dims()[side]];
-    cpu::decode_page(codec, page, &mut rows, channels);
+    cpu::decode_page(codec, page, positions, &mut rows, channels);
     let count = out.len() * 4 / dtype.bytes();
     convert(Elements::F32(&rows[..count]), dtype, out);
 }

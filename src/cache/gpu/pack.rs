@@ -63,6 +63,9 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
+        include_str!("../../../wgsl/common/nearest.wgsl"),
         include_str!("../../../wgsl/common/key_scale.wgsl"),
         include_str!("../../../wgsl/common/encode.wgsl"),
         include_str!("../../../wgsl/cache/pack.wgsl"),
@@ -72,6 +75,7 @@ static KERNEL: Kernel = Kernel {
         Binding::Read("data"),
         Binding::Constant("book"),
         Binding::Read("key_scales"),
+        Binding::Constant("rope"),
         Binding::Write("pages"),
     ],
     params: PackParams::LAYOUT,
@@ -139,7 +143,8 @@ pub fn record(
             scale: codec.codec().hadamard().scale(),
             last_scale,
         };
-        let slices = [list.words, from.words, Slice::all(codec.book()), values, to.words];
+        let slices =
+            [list.words, from.words, Slice::all(codec.book()), values, codec.rope(), to.words];
         let groups = Groups(list.count.into());
         let variant = encode_variant(codec, scales.is_some());
         rec.dispatch(&KERNEL, &variant, &params, &slices, groups)?;

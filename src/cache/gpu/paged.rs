@@ -184,7 +184,7 @@ impl PagedCache {
                 }
             }
         }
-        let codecs = match paged::codecs(pool.layout(), &codebook)? {
+        let codecs = match paged::codecs(&pool, &codebook)? {
             Some([keys, values]) => {
                 Some([DeviceCodec::new(context, keys)?, DeviceCodec::new(context, values)?])
             }
@@ -582,6 +582,7 @@ impl PagedCache {
             layout,
             raw: self.pool.config().raw,
             codebook: self.codebook.as_ref(),
+            keys: self.codecs.as_ref().map(|[keys, _]| keys),
             tables: &uploaded,
             slabs: PageClass::ALL.map(|class| self.slabs.of(class, layer)),
         };

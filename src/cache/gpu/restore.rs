@@ -68,6 +68,8 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/page.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
         include_str!("../../../wgsl/common/key_scale.wgsl"),
         include_str!("../../../wgsl/common/decode.wgsl"),
         include_str!("../../../wgsl/cache/restore.wgsl"),
@@ -77,6 +79,7 @@ static KERNEL: Kernel = Kernel {
         Binding::Read("pages"),
         Binding::Read("book"),
         Binding::Read("key_scales"),
+        Binding::Constant("rope"),
         Binding::Write("rows"),
     ],
     params: RestoreParams::LAYOUT,
@@ -219,7 +222,7 @@ fn dispatch(
     let dim = codec.layout().head_dim();
     let (values, last_scale) = DeviceKeyScales::bound(scales, dim, list.words)?;
     let params = RestoreParams { last_scale, ..params };
-    let slices = [list.words, from.words, Slice::all(codec.book()), values, to];
+    let slices = [list.words, from.words, Slice::all(codec.book()), values, codec.rope(), to];
     let groups = Groups(list.count.into());
     rec.dispatch(&KERNEL, &decode_variant(codec, scales.is_some()), &params, &slices, groups)
 }

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::layout::pool::{MAX_SLAB_BYTES, PageClass, PoolLayout};
 use crate::layout::{Bits, Preset, Profile};
+use crate::nsnquant::Rope;
 use crate::shape::Dtype;
 
 /// Most rows of [`PoolConfig::recent`].
@@ -26,6 +27,10 @@ pub struct PoolConfig {
     pub bits: Option<(Bits, Bits)>,
     /// How rows are packed at these rates; 3 and 4 bits are rates of [`Profile::Tuned`].
     pub profile: Profile,
+    /// The rotary embedding that keys come with, which packed pages take off
+    /// ([`Codec::with_rope`](crate::nsnquant::Codec::with_rope)); `None` packs keys as they come. Raw
+    /// rows stay as they come.
+    pub rope: Option<Rope>,
     /// Whether packed keys of a head are under a key scale of its own
     /// ([`key_scale`](crate::nsnquant::key_scale)), one f16 a channel in its sink page. It is fixed
     /// when the head is first packed, from the chunks of the prompt that are packed then, 8 at most,
@@ -82,6 +87,7 @@ impl PoolConfig {
             head_dim_v: head_dims[1],
             bits: Some((preset.k_bits, preset.v_bits)),
             profile: preset.profile,
+            rope: None,
             key_scale: preset.key_scale,
             chunk: preset.chunk,
             sinks: preset.sinks,
@@ -135,6 +141,9 @@ impl PoolConfig {
         if self.raw == Dtype::F32 {
             let (got, expected) = (self.raw.name(), "f16 or bf16");
             return Err(Error::Dtype { argument: "raw", got, expected });
+        }
+        if let Some(rope) = &self.rope {
+            rope.check(self.head_dim_k)?;
         }
         let profile = self.profile;
         PoolLayout::with(

@@ -14,6 +14,8 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/page.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
         include_str!("../../../wgsl/common/key_scale.wgsl"),
         include_str!("../../../wgsl/common/decode.wgsl"),
         include_str!("../../../wgsl/nsnquant/decode.wgsl"),
@@ -24,6 +26,8 @@ static KERNEL: Kernel = Kernel {
         Binding::Read("book"),
         Binding::Read("key_scales"),
         Binding::Read("scale_of"),
+        Binding::Read("positions"),
+        Binding::Constant("rope"),
         Binding::Write("rows"),
     ],
     params: DecodeParams::LAYOUT,
@@ -66,7 +70,7 @@ pub fn decode(
     dtype: Dtype,
     total_rows: usize,
 ) -> Result<()> {
-    decode_scaled(rec, codec, pages, page_count, starts, out, dtype, total_rows, None)
+    decode_at(rec, codec, pages, page_count, None, starts, out, dtype, total_rows, None)
 }
 
 /// As [`decode`], with what is not the mean multiplied by the key scale of its page: those that
@@ -86,6 +90,27 @@ pub fn decode_scaled(
     total_rows: usize,
     scales: Option<(DeviceKeyScales<'_>, Slice<'_>)>,
 ) -> Result<()> {
+    decode_at(rec, codec, pages, page_count, None, starts, out, dtype, total_rows, scales)
+}
+
+/// As [`decode_scaled`], with the positions of the tokens of each page, u32 `[page_count, chunk]`, to
+/// which a codec with a rotary embedding turns their mean.
+///
+/// # Errors
+/// As [`decode_scaled`]; [`crate::Error::Length`] for positions that are too few, or missing where the
+/// codec has an embedding.
+pub fn decode_at(
+    rec: &mut Recorder<'_>,
+    codec: &DeviceCodec,
+    pages: Slice<'_>,
+    page_count: usize,
+    positions: Option<Slice<'_>>,
+    starts: Slice<'_>,
+    out: Slice<'_>,
+    dtype: Dtype,
+    total_rows: usize,
+    scales: Option<(DeviceKeyScales<'_>, Slice<'_>)>,
+) -> Result<()> {
     let layout = codec.layout();
     let rows = ("out", out, dtype, total_rows);
     let Some(extent) = device::extent(layout, rows, starts, ("pages", pages, page_count))? else {
@@ -95,6 +120,7 @@ pub fn decode_scaled(
         DeviceKeyScales::bound(scales.map(|(values, _)| values), layout.head_dim(), starts)?;
     let of = scales.map_or(starts, |(_, of)| of);
     device::numbers(of, page_count)?;
+    let positions = device::positions(codec, positions, page_count * layout.chunk(), starts)?;
     let hadamard = codec.codec().hadamard();
     let params = DecodeParams {
         pages: extent.pages,
@@ -115,7 +141,7 @@ pub fn decode_scaled(
         &KERNEL,
         &variant(codec.codec(), scales.is_some()),
         &params,
-        &[pages, starts, Slice::all(codec.book()), values, of, out],
+        &[pages, starts, Slice::all(codec.book()), values, of, positions, codec.rope(), out],
         Groups(page_count as u64),
     )
 }

@@ -14,6 +14,9 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
+        include_str!("../../../wgsl/common/nearest.wgsl"),
         include_str!("../../../wgsl/common/key_scale.wgsl"),
         include_str!("../../../wgsl/common/encode.wgsl"),
         include_str!("../../../wgsl/nsnquant/encode.wgsl"),
@@ -24,6 +27,8 @@ static KERNEL: Kernel = Kernel {
         Binding::Constant("book"),
         Binding::Read("key_scales"),
         Binding::Read("scale_of"),
+        Binding::Read("positions"),
+        Binding::Constant("rope"),
         Binding::Write("pages"),
     ],
     params: EncodeParams::LAYOUT,
@@ -69,7 +74,7 @@ pub fn encode(
     pages: usize,
     out: Slice<'_>,
 ) -> Result<()> {
-    encode_scaled(rec, codec, data, dtype, total_rows, starts, pages, out, None)
+    encode_at(rec, codec, data, dtype, total_rows, None, starts, pages, out, None)
 }
 
 /// As [`encode`], with channels of the centred tokens divided by the key scale of their page: those
@@ -89,6 +94,27 @@ pub fn encode_scaled(
     out: Slice<'_>,
     scales: Option<(DeviceKeyScales<'_>, Slice<'_>)>,
 ) -> Result<()> {
+    encode_at(rec, codec, data, dtype, total_rows, None, starts, pages, out, scales)
+}
+
+/// As [`encode_scaled`], with the positions of the token rows, u32 `[total_rows]`, from which a codec
+/// with a rotary embedding turns them back.
+///
+/// # Errors
+/// As [`encode_scaled`]; [`crate::Error::Length`] for positions that are too few, or missing where the
+/// codec has an embedding.
+pub fn encode_at(
+    rec: &mut Recorder<'_>,
+    codec: &DeviceCodec,
+    data: Slice<'_>,
+    dtype: Dtype,
+    total_rows: usize,
+    positions: Option<Slice<'_>>,
+    starts: Slice<'_>,
+    pages: usize,
+    out: Slice<'_>,
+    scales: Option<(DeviceKeyScales<'_>, Slice<'_>)>,
+) -> Result<()> {
     let layout = codec.layout();
     let rows = ("data", data, dtype, total_rows);
     let Some(extent) = device::extent(layout, rows, starts, ("out", out, pages))? else {
@@ -98,6 +124,7 @@ pub fn encode_scaled(
         DeviceKeyScales::bound(scales.map(|(values, _)| values), layout.head_dim(), starts)?;
     let of = scales.map_or(starts, |(_, of)| of);
     device::numbers(of, pages)?;
+    let positions = device::positions(codec, positions, total_rows, starts)?;
     let hadamard = codec.codec().hadamard();
     let params = EncodeParams {
         pages: extent.pages,
@@ -117,7 +144,7 @@ pub fn encode_scaled(
         &KERNEL,
         &variant(codec.codec(), scales.is_some()),
         &params,
-        &[data, starts, Slice::all(codec.book()), values, of, out],
+        &[data, starts, Slice::all(codec.book()), values, of, positions, codec.rope(), out],
         Groups(pages as u64),
     )
 }

@@ -5,11 +5,11 @@ use std::fmt;
 use anyhow::{Context, Result, bail, ensure};
 use wgkv::cache::pool::PoolConfig;
 use wgkv::layout::Bits;
-use wgkv::nsnquant::{Gain, Profile};
+use wgkv::nsnquant::{Gain, Pairing, Profile, Rope};
 use wgkv::shape::Dtype;
 
 use crate::fake::Fake;
-use crate::model::Shape;
+use crate::model::{Pairs, Shape};
 
 /// Bytes that a cache of this tool may take, all in all and at once.
 const BUDGET: u64 = 1 << 34;
@@ -30,6 +30,8 @@ pub enum Codec {
         values: Bits,
         /// Whether keys are under a key scale.
         scaled: bool,
+        /// Keys without their rotary embedding.
+        still: bool,
     },
     /// Quantised and restored by another method.
     Fake(Fake),
@@ -69,8 +71,10 @@ impl fmt::Display for Choice {
 
 impl Choice {
     /// Reads `NAME` or `NAME@OPTIONS`. Names are `f16`, `compat-k2v2`, `tuned-k3v2` (rates of keys and values),
-    /// `int4-g64` (bits and group), `q4_0`, `q8_0`, and `decoded-tuned-k3v2`, which decodes before it
-    /// attends, with choices behind it: `-scaled` where keys have a scale (packed ones too), `-signs` where channels get
+    /// `paper-k2v2`, whose keys are packed without their rotary embedding, as those of the others are with
+    /// `-rope` behind it, `int4-g64` (bits and group), `q4_0`, `q8_0`, and `decoded-tuned-k3v2`, which decodes
+    /// before it attends, with choices behind it: `-scaled` where keys have a scale (packed ones too: before
+    /// `-rope`), `-signs` where channels get
     /// random signs, `-knorm`, `-kunbiased`, `-vnorm`, `-vunbiased` for another gain, `-k90` and `-v90` for gains of 90% of
     /// that; options are `s`, `w` and `r` with a
     /// number each, as in `compat-k2v2@s4w16`.
@@ -114,6 +118,10 @@ impl Choice {
                 Codec::Packed { profile, .. } => profile,
                 Codec::Raw | Codec::Fake(_) => Profile::default(),
             },
+            rope: match self.codec {
+                Codec::Packed { still: true, .. } => Some(rope(shape)?),
+                _ => None,
+            },
             chunk,
             sinks,
             recent,
@@ -138,22 +146,38 @@ impl Choice {
     }
 }
 
+/// The rotary embedding of a model's keys.
+fn rope(shape: &Shape) -> Result<Rope> {
+    let pairing = match shape.pairs {
+        Some(Pairs::Neighbours) => Pairing::Interleaved,
+        Some(Pairs::Halves) => Pairing::Halves,
+        None => bail!("a cache takes off one rotary embedding, the layers of this model have two"),
+    };
+    Ok(Rope::with_theta(pairing, shape.rope_base.into(), shape.head_dim)?)
+}
+
 fn codec(name: &str) -> Result<Codec> {
     let profile = |text: &str| -> Option<(Profile, [Bits; 2])> {
         let (profile, rates) = text.split_once('-')?;
         let profile = match profile {
             "compat" => Profile::Compat,
             "tuned" => Profile::Tuned,
+            "paper" => Profile::Paper,
             _ => return None,
         };
         Some((profile, rates_of(rates)?))
     };
-    let (plain, scaled) = match name.strip_suffix("-scaled") {
+    let (plain, rope) = match name.strip_suffix("-rope") {
         Some(plain) => (plain, true),
         None => (name, false),
     };
+    let (plain, scaled) = match plain.strip_suffix("-scaled") {
+        Some(plain) => (plain, true),
+        None => (plain, false),
+    };
     if let Some((profile, [keys, values])) = profile(plain) {
-        return Ok(Codec::Packed { profile, keys, values, scaled });
+        let still = rope || profile == Profile::Paper;
+        return Ok(Codec::Packed { profile, keys, values, scaled, still });
     }
     if let Some(inner) = name.strip_prefix("decoded-") {
         let mut parts = inner.split('-');
@@ -216,9 +240,15 @@ mod tests {
         let window = Window { sinks: 4, recent: 16, chunk: 64 };
         let choice = Choice::parse("compat-k2v1@s0w0", window).unwrap();
         let (profile, keys, values) = (Profile::Compat, Bits::Two, Bits::One);
-        assert_eq!(choice.codec, Codec::Packed { profile, keys, values, scaled: false });
+        let (scaled, still) = (false, false);
+        assert_eq!(choice.codec, Codec::Packed { profile, keys, values, scaled, still });
         let choice = Choice::parse("compat-k2v1-scaled", window).unwrap();
-        assert_eq!(choice.codec, Codec::Packed { profile, keys, values, scaled: true });
+        let scaled = true;
+        assert_eq!(choice.codec, Codec::Packed { profile, keys, values, scaled, still });
+        for name in ["paper-k2v2", "tuned-k3v2-rope", "tuned-k3v2-scaled-rope"] {
+            let choice = Choice::parse(name, window).unwrap();
+            assert!(matches!(choice.codec, Codec::Packed { still: true, .. }), "{name}");
+        }
         assert_eq!(choice.window, Window { sinks: 0, recent: 0, chunk: 64 });
         let choice = Choice::parse("int4-g32@r128", window).unwrap();
         assert_eq!(choice.codec, Codec::Fake(Fake::Grid { bits: 4, group: 32 }));

@@ -211,6 +211,7 @@ mod tests {
             head_dim: 32,
             vocabulary: 4,
             rope_base: 1e4,
+            pairs: None,
             epsilon: 1e-5,
         };
         let keys = random(3, 2 * 80 * 32);

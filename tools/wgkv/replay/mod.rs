@@ -108,6 +108,7 @@ impl Rows {
             k_bits,
             v_bits,
             profile: spec.profile,
+            rope: spec.rope.rope(self.head_dims[0])?,
             chunk: spec.chunk,
             sinks: spec.sinks,
             recent: spec.recent,
