@@ -88,13 +88,12 @@ impl CacheConfig {
         }
         check_count("rows", &[self.rows, self.chunk])?;
         let frontier = Frontier::new(self.chunk, self.sinks, self.recent)?;
-        let codec = |argument, head_dim, bits| {
-            let scheme = self.profile.scheme(bits);
+        let codec = |argument, head_dim, scheme| {
             Codec::with(argument, head_dim, scheme, self.chunk, self.codebook.clone())
         };
-        let keys = codec("head_dim_k", self.head_dim_k, self.k_bits)?;
+        let keys = codec("head_dim_k", self.head_dim_k, self.profile.key_scheme(self.k_bits))?;
         let keys = keys.with_rope(self.rope.clone())?;
-        let values = codec("head_dim_v", self.head_dim_v, self.v_bits)?;
+        let values = codec("head_dim_v", self.head_dim_v, self.profile.scheme(self.v_bits))?;
         Ok((frontier, [keys, values]))
     }
 

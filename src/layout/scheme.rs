@@ -11,8 +11,9 @@ pub enum Gain {
     /// The stored scale is `s2 (y.y) / (y.c)`, so that the error is orthogonal to the token y and
     /// dot products with it are unbiased (arXiv 2505.18231, section 3.3). Free norms need it.
     Unbiased,
-    /// The stored scale is `s2 |y| / |c|`: the decoded token has the norm of the token. Better than
-    /// [`Self::Unbiased`] at 1 bit.
+    /// The stored scale is `s2 |y| / |c|`: the decoded token has the norm of the token. Better for keys,
+    /// the more the fewer bits they have: attention takes exponentials of their products, in which the
+    /// noise that [`Self::Unbiased`] amplifies outweighs the bias that it takes away.
     NormPreserving,
 }
 
@@ -76,8 +77,18 @@ impl Profile {
         }
     }
 
-    /// The scheme of a profile at a rate. No page has rates above 2 bits in [`Self::Compat`] and
-    /// [`Self::Paper`].
+    /// The scheme of keys of a profile at a rate: that of values ([`Self::scheme`]), but keys of
+    /// [`Self::Tuned`] keep their norm.
+    pub const fn key_scheme(self, bits: Bits) -> Scheme {
+        let mut scheme = self.scheme(bits);
+        if matches!(self, Self::Tuned) {
+            scheme.gain = Gain::NormPreserving;
+        }
+        scheme
+    }
+
+    /// The scheme of a profile at a rate, for values; keys have [`Self::key_scheme`]. No page has
+    /// rates above 2 bits in [`Self::Compat`] and [`Self::Paper`].
     pub const fn scheme(self, bits: Bits) -> Scheme {
         match self {
             Self::Compat => Scheme {
@@ -92,10 +103,7 @@ impl Profile {
                 bits,
                 family: Family::Plain,
                 metadata: Metadata::Four,
-                gain: match bits {
-                    Bits::One => Gain::NormPreserving,
-                    _ => Gain::Unbiased,
-                },
+                gain: Gain::Unbiased,
                 mean: MeanDomain::Hadamard,
                 signs: None,
             },

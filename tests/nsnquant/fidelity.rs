@@ -94,13 +94,12 @@ fn error(layers: &[Layer], entry: &Entry) -> f64 {
 fn entries() -> Vec<Entry> {
     let compat = |bits| Profile::Compat.scheme(bits);
     let tuned = |bits| Profile::Tuned.scheme(bits);
-    let plain_mean = |bits| {
-        let mut scheme = tuned(bits);
+    let keys = |bits| Profile::Tuned.key_scheme(bits);
+    let plain_mean = |mut scheme: Scheme| {
         scheme.mean = MeanDomain::Plain;
         scheme
     };
-    let signed = |bits| {
-        let mut scheme = tuned(bits);
+    let signed = |mut scheme: Scheme| {
         scheme.signs = Some(1);
         scheme
     };
@@ -112,18 +111,23 @@ fn entries() -> Vec<Entry> {
         Entry { sinks: 0, recent: 0, ..entry("compat 2, nothing raw", compat(Two), compat(Two)) },
         entry("compat 1", compat(One), compat(One)),
         entry("compat 2", compat(Two), compat(Two)),
-        entry("tuned 1", tuned(One), tuned(One)),
-        scaled("tuned 1, scaled", tuned(One), tuned(One)),
-        entry("tuned K2 V1", tuned(Two), tuned(One)),
-        entry("tuned 2", tuned(Two), tuned(Two)),
-        scaled("tuned 2, scaled", tuned(Two), tuned(Two)),
-        entry("tuned K3 V2", tuned(Three), tuned(Two)),
-        entry("tuned K3 V2, plain mean", plain_mean(Three), plain_mean(Two)),
-        entry("tuned K3 V2, signs", signed(Three), signed(Two)),
-        scaled("tuned K3 V2, scaled", tuned(Three), tuned(Two)),
-        scaled("tuned 3, scaled", tuned(Three), tuned(Three)),
-        scaled("tuned K4 V2, scaled", tuned(Four), tuned(Two)),
-        scaled("tuned 4, scaled", tuned(Four), tuned(Four)),
+        entry("tuned 1", keys(One), tuned(One)),
+        scaled("tuned 1, scaled", keys(One), tuned(One)),
+        entry("tuned K2 V1", keys(Two), tuned(One)),
+        entry("tuned 2", keys(Two), tuned(Two)),
+        scaled("tuned 2, scaled", keys(Two), tuned(Two)),
+        entry("tuned K3 V2", keys(Three), tuned(Two)),
+        entry("tuned K3 V2, plain mean", plain_mean(keys(Three)), plain_mean(tuned(Two))),
+        entry("tuned K3 V2, signs", signed(keys(Three)), signed(tuned(Two))),
+        scaled("tuned K3 V2, scaled", keys(Three), tuned(Two)),
+        scaled("tuned 3, scaled", keys(Three), tuned(Three)),
+        scaled("tuned K4 V2, scaled", keys(Four), tuned(Two)),
+        scaled("tuned 4, scaled", keys(Four), tuned(Four)),
+        // Unbiased keys, and values that keep their norm: what the other side's gain costs.
+        entry("tuned 1, gain of values", tuned(One), tuned(One)),
+        entry("tuned 2, gain of values", tuned(Two), tuned(Two)),
+        entry("tuned 1, gain of keys", keys(One), keys(One)),
+        entry("tuned 2, gain of keys", keys(Two), keys(Two)),
     ]
 }
 
@@ -157,4 +161,9 @@ fn codecs_rank_as_the_study_found() {
     clearly("tuned K3 V2", "tuned 2", 1.1);
     clearly("tuned 3, scaled", "tuned K3 V2, scaled", 1.1);
     clearly("tuned 4, scaled", "tuned 3, scaled", 1.5);
+    for rate in [1, 2] {
+        for side in ["keys", "values"] {
+            clearly(&format!("tuned {rate}"), &format!("tuned {rate}, gain of {side}"), 1.02);
+        }
+    }
 }

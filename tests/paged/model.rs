@@ -6,7 +6,6 @@ use std::rc::Rc;
 
 use wgkv::cache::pool::PoolConfig;
 use wgkv::half::{bf16, f16};
-use wgkv::layout::Bits;
 use wgkv::layout::pool::{PageClass, PoolLayout};
 use wgkv::nsnquant::{self, Codebook, Codec, KeyScales};
 use wgkv::shape::{Dtype, Elements};
@@ -101,13 +100,12 @@ pub struct Contents {
 }
 
 pub fn codecs(config: &PoolConfig) -> Option<[Codec; 2]> {
-    let codec = |dim, bits: Bits| {
-        let scheme = config.profile.scheme(bits);
-        Codec::with("rows", dim, scheme, config.chunk, Codebook::builtin()).unwrap()
-    };
+    let codec =
+        |dim, scheme| Codec::with("rows", dim, scheme, config.chunk, Codebook::builtin()).unwrap();
     config.bits.map(|(keys, values)| {
-        let keys = codec(config.head_dim_k, keys).with_rope(config.rope.clone()).unwrap();
-        [keys, codec(config.head_dim_v, values)]
+        let schemes = [config.profile.key_scheme(keys), config.profile.scheme(values)];
+        let keys = codec(config.head_dim_k, schemes[0]).with_rope(config.rope.clone()).unwrap();
+        [keys, codec(config.head_dim_v, schemes[1])]
     })
 }
 

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use half::f16;
 use serde::{Deserialize, Serialize};
-use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE, Profile};
+use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE, Profile, Scheme};
 use wgkv::nsnquant::{Codebook, Codec, KeyScales, Pairing, Rope, check_factors};
 use wgkv::shape::check_offsets;
 
@@ -210,14 +210,15 @@ impl Packed {
         let name = |tensor: &str| names.get(tensor).cloned().unwrap_or(format!("{key}.{tensor}"));
         let note = note(source.header(), layer).map_err(|why| source.fail(&key, why))?;
         let profile = profile(source.header()).map_err(|why| source.fail(&key, why))?;
-        let codec = |argument, dim, bits| -> Result<Codec, Fail> {
-            let scheme = profile.scheme(Bits::new("bits", bits)?);
-            Ok(Codec::with(argument, dim, scheme, note.chunk, codebook.clone())?)
+        let codec = |argument, dim, bits, scheme: fn(Profile, Bits) -> Scheme| {
+            let codec = || -> Result<Codec, Fail> {
+                let scheme = scheme(profile, Bits::new("bits", bits)?);
+                Ok(Codec::with(argument, dim, scheme, note.chunk, codebook.clone())?)
+            };
+            codec().map_err(|e| e.at(&key).at(source.name()))
         };
-        let codecs = [("k_dim", note.k_dim, note.k_bits), ("v_dim", note.v_dim, note.v_bits)]
-            .map(|(argument, dim, bits)| codec(argument, dim, bits));
-        let [k_codec, v_codec] = codecs.map(|c| c.map_err(|e| e.at(&key).at(source.name())));
-        let (k_codec, v_codec) = (k_codec?, v_codec?);
+        let k_codec = codec("k_dim", note.k_dim, note.k_bits, Profile::key_scheme)?;
+        let v_codec = codec("v_dim", note.v_dim, note.v_bits, Profile::scheme)?;
         let rope = rope(source, note.rope.as_deref(), &key, names)?;
         let k_codec =
             k_codec.with_rope(rope).map_err(|e| Fail::from(e).at(&key).at(source.name()))?;
@@ -368,9 +369,9 @@ fn profile(header: &Header) -> Result<Profile, String> {
     known.ok_or_else(|| format!("profile {}: only compat, tuned and paper are read", shown(name)))
 }
 
-/// The profile whose scheme a codec has.
-fn profile_of(codec: &Codec) -> Profile {
-    let same = |profile: &Profile| profile.scheme(codec.layout().bits()) == codec.scheme();
+/// The profile whose scheme the codec of keys has.
+fn profile_of(keys: &Codec) -> Profile {
+    let same = |profile: &Profile| profile.key_scheme(keys.layout().bits()) == keys.scheme();
     Profile::ALL.into_iter().find(same).unwrap_or_default()
 }
 

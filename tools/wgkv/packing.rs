@@ -91,12 +91,12 @@ impl Spec {
 
     /// Codecs of keys and values of these head dimensions.
     pub fn codecs(&self, k_dim: usize, v_dim: usize) -> Result<[Codec; 2], Fail> {
-        let codec = |dim, bits| -> Result<Codec, Fail> {
-            let scheme = self.profile.scheme(bits);
+        let codec = |dim, scheme| -> Result<Codec, Fail> {
             Ok(Codec::with("head dim", dim, scheme, self.chunk, self.codebook.clone())?)
         };
-        let keys = codec(k_dim, self.bits[0])?.with_rope(self.rope.rope(k_dim)?)?;
-        Ok([keys, codec(v_dim, self.bits[1])?])
+        let keys = codec(k_dim, self.profile.key_scheme(self.bits[0]))?;
+        let keys = keys.with_rope(self.rope.rope(k_dim)?)?;
+        Ok([keys, codec(v_dim, self.profile.scheme(self.bits[1]))?])
     }
 
     /// Pages of a row of `length` token rows.

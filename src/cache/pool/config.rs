@@ -145,11 +145,11 @@ impl PoolConfig {
         if let Some(rope) = &self.rope {
             rope.check(self.head_dim_k)?;
         }
-        let scheme = |bits| self.profile.scheme(bits);
+        let profile = self.profile;
         PoolLayout::with(
             self.head_dim_k,
             self.head_dim_v,
-            self.bits.map(|(keys, values)| [scheme(keys), scheme(values)]),
+            self.bits.map(|(keys, values)| [profile.key_scheme(keys), profile.scheme(values)]),
             self.key_scale,
             self.chunk,
             self.sinks,

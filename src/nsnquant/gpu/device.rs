@@ -217,8 +217,9 @@ pub(super) fn covering(chunk: usize, variant: impl Fn(&Codec, bool) -> Variant) 
         }
         if [8, 64, 80, 128, 448, 512].contains(&dim) {
             for bits in Bits::ALL {
+                add(dim, Profile::Tuned.scheme(bits), false, false);
                 for (rope, scaled) in [(false, false), (false, true), (true, false)] {
-                    add(dim, Profile::Tuned.scheme(bits), rope, scaled);
+                    add(dim, Profile::Tuned.key_scheme(bits), rope, scaled);
                 }
             }
             for bits in [Bits::One, Bits::Two] {

@@ -184,7 +184,7 @@ fn codec(name: &str) -> Result<Codec> {
         let inner = [parts.next(), parts.next()].map(Option::unwrap_or_default).join("-");
         let (profile, rates) =
             profile(&inner).with_context(|| format!("a profile with rates in {name}"))?;
-        let mut schemes = rates.map(|bits| profile.scheme(bits));
+        let mut schemes = [profile.key_scheme(rates[0]), profile.scheme(rates[1])];
         let (mut scaled, mut gains) = (false, [100; 2]);
         let percent = |side: char, part: &str| part.strip_prefix(side)?.parse::<u32>().ok();
         for part in parts {
