@@ -60,6 +60,7 @@ pub struct Recorder<'a> {
     slots: Slots,
     pending: Vec<Pending>,
     timer: Option<Timer>,
+    each: bool,
     dispatches: u64,
 }
 
@@ -79,6 +80,7 @@ impl<'a> Recorder<'a> {
             slots: Slots::new(context.device()),
             pending: Vec::new(),
             timer: None,
+            each: false,
             dispatches: 0,
         }
     }
@@ -108,6 +110,12 @@ impl<'a> Recorder<'a> {
         if let Some(timer) = &mut self.timer {
             timer.mark(label);
         }
+    }
+
+    /// Measures every dispatch that follows on its own, under its kernel's name, instead of what is
+    /// marked. Each then waits for the one before, so the sum is more than the whole takes.
+    pub fn mark_each(&mut self) {
+        self.each = true;
     }
 
     /// Records one dispatch. A dispatch of no workgroups is left out.
@@ -142,6 +150,9 @@ impl<'a> Recorder<'a> {
         check_aliases(kernel.bindings, slices)?;
         if width == 0 {
             return Ok(());
+        }
+        if self.each {
+            self.mark(kernel.name);
         }
         debug_assert_eq!(P::LAYOUT.size, kernel.params.size, "{}", kernel.name);
         debug_assert!(P::LAYOUT.size as u64 <= SLOT_BYTES, "{}", kernel.name);
@@ -253,6 +264,7 @@ impl<'a> Recorder<'a> {
     /// since the loss is not valid.
     pub fn finish(mut self) -> Result<Option<Timing>> {
         self.pass = None;
+        self.each = false;
         if self.dispatches > 0 {
             probe(self.context.device())?;
         }

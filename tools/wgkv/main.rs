@@ -19,6 +19,7 @@ mod quant;
 mod ragged;
 mod replay;
 mod report;
+mod sweep;
 
 use std::process::ExitCode;
 
@@ -55,6 +56,7 @@ fn run(cli: &Cli) -> Result<(), Fail> {
         Verb::Attend(args) => attend::run(args, &cli.common),
         Verb::Replay(args) => replay::run(args, &cli.common),
         Verb::Inspect(args) => inspect::run(args, &cli.common),
+        Verb::Sweep(args) => sweep::run(args, &cli.common),
     }
 }
 
