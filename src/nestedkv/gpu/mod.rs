@@ -9,11 +9,9 @@ pub mod budgets;
 mod evict;
 pub mod gate;
 pub mod mean;
-pub mod norm;
 mod score;
 pub mod spread;
 mod state;
-pub mod surprise;
 
 pub use crate::primitives::gpu::gather::{Gathered, first_beyond};
 pub use budgets::allocate_head_budgets;
@@ -27,16 +25,13 @@ use crate::primitives::gpu::lane_variants;
 
 /// Every kernel of this folder with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
-    let plain = [
-        &norm::KERNEL,
-        &anchor::KERNEL,
-        &mean::KERNEL,
-        &anomaly::KERNEL,
-        &blend::KERNEL,
-        &gate::KERNEL,
-        &append::KERNEL,
+    let plain = [&mean::KERNEL, &blend::KERNEL, &gate::KERNEL, &append::KERNEL];
+    let mut kernels = vec![
+        (&anchor::KERNEL, anchor::variants()),
+        (&anomaly::KERNEL, anomaly::variants()),
+        (&budgets::KERNEL, lane_variants()),
     ];
-    let by_row = [&spread::KERNEL, &surprise::KERNEL, &budgets::KERNEL];
-    let plain = plain.into_iter().map(|kernel| (kernel, vec![Variant::default()]));
-    plain.chain(by_row.into_iter().map(|kernel| (kernel, lane_variants()))).collect()
+    let plain = plain.into_iter().chain(spread::kernels());
+    kernels.extend(plain.map(|kernel| (kernel, vec![Variant::default()])));
+    kernels
 }
