@@ -251,7 +251,7 @@ fn rows_that_claim_billions_of_scores_end_at_the_longest() {
         nestedkv::gpu::budgets::record(rec, &competition)
     })
     .unwrap();
-    assert_eq!(support::download_as::<u32>(&budgets).len(), 2);
+    assert_eq!(support::download_as::<u32>(&budgets.budgets).len(), 2);
 }
 
 /// Where a GPU's division is off although the quotient is exact, the means of equal keys differed

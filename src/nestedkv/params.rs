@@ -161,18 +161,32 @@ params! {
 }
 
 params! {
-    /// Parameters of `nestedkv/budgets`.
+    /// Parameters of `nestedkv/budgets_count` and `nestedkv/budgets`.
     pub struct BudgetsParams {
-        /// Sequences.
-        sequences: u32,
-        /// Heads of a sequence.
-        heads: u32,
+        /// Rows.
+        rows: u32,
+        /// Length of the longest row.
+        longest: u32,
         /// First tokens of each row, which have the top key.
         sinks: u32,
         /// Tokens of a sequence beyond what its heads are sure of.
         rest: u32,
-        /// Length of the longest row.
-        longest: u32,
+        /// Heads of a sequence.
+        heads: u32,
+        /// Division by `heads`.
+        heads_multiplier: u32,
+        /// Division by `heads`.
+        heads_shift1: u32,
+        /// Division by `heads`.
+        heads_shift2: u32,
+        /// Workgroups of a row.
+        parts: u32,
+        /// Division by `parts`.
+        parts_multiplier: u32,
+        /// Division by `parts`.
+        parts_shift1: u32,
+        /// Division by `parts`.
+        parts_shift2: u32,
     }
 }
 

@@ -21,17 +21,13 @@ pub use score::{DeviceScores, score};
 pub use state::{DeviceAppended, DeviceKv, NestedKvState};
 
 use crate::gpu::{Kernel, Variant};
-use crate::primitives::gpu::lane_variants;
 
 /// Every kernel of this folder with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
     let plain = [&mean::KERNEL, &blend::KERNEL, &gate::KERNEL, &append::KERNEL];
-    let mut kernels = vec![
-        (&anchor::KERNEL, anchor::variants()),
-        (&anomaly::KERNEL, anomaly::variants()),
-        (&budgets::KERNEL, lane_variants()),
-    ];
-    let plain = plain.into_iter().chain(spread::kernels());
+    let mut kernels =
+        vec![(&anchor::KERNEL, anchor::variants()), (&anomaly::KERNEL, anomaly::variants())];
+    let plain = plain.into_iter().chain(spread::kernels()).chain(budgets::kernels());
     kernels.extend(plain.map(|kernel| (kernel, vec![Variant::default()])));
     kernels
 }
