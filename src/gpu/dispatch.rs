@@ -62,6 +62,7 @@ pub struct Recorder<'a> {
     timer: Option<Timer>,
     each: bool,
     dispatches: u64,
+    bound: u64,
 }
 
 impl core::fmt::Debug for Recorder<'_> {
@@ -82,6 +83,7 @@ impl<'a> Recorder<'a> {
             timer: None,
             each: false,
             dispatches: 0,
+            bound: 0,
         }
     }
 
@@ -93,6 +95,12 @@ impl<'a> Recorder<'a> {
     /// Dispatches recorded so far.
     pub fn dispatches(&self) -> u64 {
         self.dispatches
+    }
+
+    /// Bytes of the slices of all dispatches so far, each counted as often as it was bound: what a
+    /// recording can move at most, as long as no kernel reads a slice twice.
+    pub fn bound_bytes(&self) -> u64 {
+        self.bound
     }
 
     /// Refuses a slice that [`Recorder::dispatch`] would refuse for this binding.
@@ -195,6 +203,7 @@ impl<'a> Recorder<'a> {
         pass.set_bind_group(0, &group, &[offset]);
         pass.dispatch_workgroups(width, height, 1);
         self.dispatches += 1;
+        self.bound += slices.iter().map(|slice| slice.size).sum::<u64>();
         Ok(())
     }
 
