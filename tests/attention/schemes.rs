@@ -1,27 +1,12 @@
 //! Pages of every scheme against the judge's attention on the decoded rows.
 
 use proptest::prelude::*;
-use wgkv::layout::{Bits, Family, Gain, MeanDomain, Metadata, Profile, Scheme};
+use wgkv::layout::{Bits, Gain, MeanDomain, Metadata, Profile, Scheme};
 use wgkv::shape::Dtype;
 
 use crate::common::{Case, Kind, Shape};
 use crate::packed::{SLACK, shapes};
-
-/// Any choices; unit books have no rate above 2 bits.
-fn scheme() -> impl Strategy<Value = Scheme> {
-    let gains = vec![Gain::TokenNorm, Gain::Unbiased, Gain::NormPreserving];
-    let format = (0..4usize, any::<bool>(), any::<bool>());
-    let rest = (prop::sample::select(gains), any::<bool>(), prop::option::of(any::<u32>()));
-    (format, rest).prop_map(|((bits, plain, four), (gain, turned, signs))| {
-        let mut scheme = Profile::Compat.scheme(Bits::ALL[bits]);
-        scheme.family = if plain || bits > 1 { Family::Plain } else { Family::Unit };
-        scheme.metadata = if four { Metadata::Four } else { Metadata::Half };
-        scheme.gain = gain;
-        scheme.mean = if turned { MeanDomain::Hadamard } else { MeanDomain::Plain };
-        scheme.signs = signs;
-        scheme
-    })
-}
+use crate::support::schemes::any_scheme;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
@@ -29,7 +14,7 @@ proptest! {
     #[test]
     fn attention_over_any_scheme_is_that_of_the_decoded_rows(
         (shape, kinds, seed) in shapes(&[16, 64, 80, 112, 128], 60, 3),
-        schemes in [scheme(), scheme()],
+        schemes in [any_scheme(), any_scheme()],
         causal in proptest::option::of(0..200u32),
     ) {
         let mut case = Case::new(shape, kinds, seed);

@@ -5,14 +5,15 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestRunner};
 use wgkv::judge::codec::{Faults, check, decode, unpack};
 use wgkv::judge::widen;
-use wgkv::layout::{Bits, Family, Metadata, PageLayout};
+use wgkv::layout::{Bits, PageLayout};
 use wgkv::nsnquant::{
-    Codebook, Codec, Codes, Gain, KeyScales, MeanDomain, Profile, Scheme, cpu, key_scale,
+    Codebook, Codec, Codes, KeyScales, MeanDomain, Profile, Scheme, cpu, key_scale,
 };
 use wgkv::shape::{Dtype, Elements};
 
 use crate::common::{PATHS, Path};
 use crate::generate::{DTYPES, KINDS, Kind, Random, rows, typed};
+use crate::support::schemes::{any_scheme, named};
 
 #[path = "../support/rules.rs"]
 mod judge_rules;
@@ -25,24 +26,6 @@ fn doubles(values: &[f32]) -> Vec<f64> {
 
 pub fn codec_of(scheme: Scheme, dim: usize, chunk: usize) -> Codec {
     Codec::with("data", dim, scheme, chunk, Codebook::builtin()).expect("a codec")
-}
-
-/// A scheme of any choices; unit books have no rate above 2 bits.
-fn scheme() -> impl Strategy<Value = Scheme> {
-    let gains = vec![Gain::TokenNorm, Gain::Unbiased, Gain::NormPreserving];
-    let format = (0..4usize, any::<bool>(), any::<bool>());
-    let rest = (prop::sample::select(gains), any::<bool>(), prop::option::of(any::<u32>()));
-    (format, rest).prop_map(|((bits, plain, four), (gain, turned, signs))| {
-        let family = if plain || bits > 1 { Family::Plain } else { Family::Unit };
-        let metadata = if four { Metadata::Four } else { Metadata::Half };
-        let mut scheme = Profile::Compat.scheme(Bits::ALL[bits]);
-        scheme.family = family;
-        scheme.metadata = metadata;
-        scheme.gain = gain;
-        scheme.mean = if turned { MeanDomain::Hadamard } else { MeanDomain::Plain };
-        scheme.signs = signs;
-        scheme
-    })
 }
 
 /// Most that a path may be off the judge; see [`Faults`]. Products are rounded to 2^-24 of them.
@@ -118,7 +101,7 @@ struct Call {
 
 fn call() -> impl Strategy<Value = Call> {
     let dims = vec![8usize, 24, 40, 64, 80, 112, 128];
-    let shape = (scheme(), prop::sample::select(dims), 2..=80usize);
+    let shape = (any_scheme(), prop::sample::select(dims), 2..=80usize);
     let content = (prop::sample::select(DTYPES.to_vec()), prop::sample::select(KINDS.to_vec()));
     (shape, content, any::<bool>(), any::<u64>()).prop_map(
         |((scheme, dim, chunk), (dtype, kind), scaled, seed)| Call {
@@ -223,88 +206,6 @@ fn the_paths_agree_on_nearly_every_page() {
             let same = pairs.filter(|(a, b)| a == b).count();
             println!("{name}, {dim} x {chunk}: {same} of 12 pages are equal");
             assert!(same >= 10, "{name} {dim} {chunk}: {same} of 12");
-        }
-    }
-}
-
-#[test]
-fn degenerate_chunks_pack_on_the_gpu() {
-    let (dim, chunk) = (64, 64);
-    let chunks = degenerate(chunk, dim);
-    let starts: Vec<u32> = (0..chunks.len()).map(|p| (p * chunk) as u32).collect();
-    let values = chunks.into_iter().flat_map(|(_, values)| values).collect::<Vec<f32>>();
-    for (name, scheme) in named() {
-        let codec = codec_of(scheme, dim, chunk);
-        let data = Elements::F32(&values);
-        let pages = Path::Gpu.encode(&codec, data, &starts).expect("pages");
-        let restored = Path::Gpu.decode(&codec, &pages).expect("rows");
-        judge(name, &codec, data, &starts, &pages, &restored, None)
-            .unwrap_or_else(|e| panic!("{e}"));
-    }
-}
-
-/// Schemes with names, by what they are called.
-pub fn named() -> Vec<(&'static str, Scheme)> {
-    let tuned = |bits: usize| Profile::Tuned.scheme(Bits::ALL[bits - 1]);
-    let mut signed = tuned(2);
-    signed.signs = Some(20260);
-    vec![
-        ("compat 1", Profile::Compat.scheme(Bits::One)),
-        ("compat 2", Profile::Compat.scheme(Bits::Two)),
-        ("tuned 1", tuned(1)),
-        ("tuned 2", tuned(2)),
-        ("tuned 2, signs", signed),
-        ("tuned 3", tuned(3)),
-        ("tuned 4", tuned(4)),
-    ]
-}
-
-/// Chunks `[chunk, dim]` that leave a step with nothing to divide by.
-fn degenerate(chunk: usize, dim: usize) -> Vec<(&'static str, Vec<f32>)> {
-    let of = |f: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
-        (0..chunk).flat_map(|t| (0..dim).map(move |c| (t, c))).map(|(t, c)| f(t, c)).collect()
-    };
-    let noise = rows(&mut Random(31), Kind::Normal, chunk, dim);
-    let norm = |t: usize| noise[t * dim..(t + 1) * dim].iter().map(|v| v * v).sum::<f32>().sqrt();
-    vec![
-        ("zeros", of(&|_, _| 0.0)),
-        ("one value everywhere", of(&|_, _| 0.75)),
-        ("one token repeated", of(&|_, c| noise[c])),
-        ("equal norms", of(&|t, c| noise[t * dim + c] / norm(t))),
-        ("opposite tokens", of(&|t, c| if t % 2 == 0 { noise[c] } else { -noise[c] })),
-        ("one huge channel", of(&|t, c| noise[t * dim + c] * if c == 5 { 3e4 } else { 1.0 })),
-        ("one channel alone", of(&|t, c| if c == 3 { noise[t * dim] } else { 0.0 })),
-        ("one token among zeros", of(&|t, c| if t == 1 { noise[c] } else { 0.0 })),
-        ("beyond f16", of(&|t, c| noise[t * dim + c] * 1e30)),
-        ("smaller than any scale", of(&|t, c| noise[t * dim + c] * 1e-20)),
-        ("norms from 1e-6 to 1e6", of(&|t, c| noise[t * dim + c] * 10f32.powi(t as i32 % 13 - 6))),
-    ]
-}
-
-/// The error of a chunk is that of its scales' and means' grids, and the rate's own error of what
-/// they leave, whatever the chunk; no chunk gives a NaN or an infinity.
-#[test]
-fn degenerate_chunks_come_back_within_the_stated_error() {
-    let (dim, chunk) = (64, 64);
-    for (name, scheme) in named() {
-        let codec = codec_of(scheme, dim, chunk);
-        for (kind, values) in degenerate(chunk, dim) {
-            let data = Elements::F32(&values);
-            let pages = cpu::encode(&codec, data, &[0]).expect("a page");
-            let restored = cpu::decode(&codec, &pages).expect("rows");
-            let label = format!("{name}, {kind}");
-            judge(&label, &codec, data, &[0], &pages, &restored, None)
-                .unwrap_or_else(|e| panic!("{e}"));
-            let sum = |f: &dyn Fn(usize) -> f64| (0..values.len()).map(|i| f(i).powi(2)).sum();
-            let size: f64 = sum(&|i| f64::from(values[i]));
-            let error: f64 = sum(&|i| f64::from(restored[i]) - f64::from(values[i]));
-            let relative = if size > 0.0 { (error / size).sqrt() } else { error };
-            println!("{label}: relative error {relative:.2e}");
-            if kind == "zeros" {
-                assert!(restored.iter().all(|v| *v == 0.0), "{label}");
-            } else {
-                assert!(relative <= 1.0 || error <= 1e-30, "{label}: {relative}");
-            }
         }
     }
 }

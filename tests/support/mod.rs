@@ -1,7 +1,9 @@
 //! What the tests share: one device per process, a way to record and wait, golden files.
 #![allow(dead_code, reason = "each test target uses its part")]
 
+pub mod chunks;
 pub mod golden;
+pub mod schemes;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

@@ -228,9 +228,41 @@ fn nearest4(a: Piece, b: Piece) -> vec2<u32> {
     return vec2<u32>(index.x | (index.y << 8u), index.z | (index.w << 8u));
 }
 
-fn better2(x: vec4<f32>, y: vec4<f32>, c: vec2<f32>) -> vec4<f32> {
+struct Best2 {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    index_a: vec4<u32>,
+    index_b: vec4<u32>,
+}
+
+// The channels of two pieces, by their place in a centroid.
+struct Pairs {
+    ax: vec4<f32>,
+    ay: vec4<f32>,
+    bx: vec4<f32>,
+    by: vec4<f32>,
+}
+
+fn better2(best: Best2, row: u32, p: Pairs, c: vec2<f32>) -> Best2 {
     let s = c * c;
-    return (x * c.x - 0.5 * (s.x + s.y)) + y * c.y;
+    let half = 0.5 * (s.x + s.y);
+    let a = (p.ax * c.x - half) + p.ay * c.y;
+    let b = (p.bx * c.x - half) + p.by * c.y;
+    let better_a = a > best.a;
+    let better_b = b > best.b;
+    let rows = vec4<u32>(row);
+    return Best2(
+        select(best.a, a, better_a),
+        select(best.b, b, better_b),
+        select(best.index_a, rows, better_a),
+        select(best.index_b, rows, better_b),
+    );
+}
+
+// Two rows lie in four numbers of the book.
+fn better2_both(best: Best2, row: u32, p: Pairs) -> Best2 {
+    let both = book[row >> 1u];
+    return better2(better2(best, row, p, both.xy), row + 1u, p, both.zw);
 }
 
 fn join(index: vec4<u32>) -> u32 {
@@ -240,27 +272,21 @@ fn join(index: vec4<u32>) -> u32 {
 
 // The same of 2 channels: four indices a piece.
 fn nearest2(a: Piece, b: Piece) -> vec2<u32> {
-    let ax = vec4<f32>(a.low.x, a.low.z, a.high.x, a.high.z);
-    let ay = vec4<f32>(a.low.y, a.low.w, a.high.y, a.high.w);
-    let bx = vec4<f32>(b.low.x, b.low.z, b.high.x, b.high.z);
-    let by = vec4<f32>(b.low.y, b.low.w, b.high.y, b.high.w);
-    var best_a = vec4<f32>(-3e38);
-    var best_b = vec4<f32>(-3e38);
-    var index_a = vec4<u32>(0u);
-    var index_b = vec4<u32>(0u);
-    for (var row = 0u; row < ROWS; row++) {
-        let pair = book[row >> 1u];
-        let c = select(pair.xy, pair.zw, (row & 1u) == 1u);
-        let scores_a = better2(ax, ay, c);
-        let scores_b = better2(bx, by, c);
-        let better_a = scores_a > best_a;
-        let better_b = scores_b > best_b;
-        best_a = select(best_a, scores_a, better_a);
-        best_b = select(best_b, scores_b, better_b);
-        index_a = select(index_a, vec4<u32>(row), better_a);
-        index_b = select(index_b, vec4<u32>(row), better_b);
+    let p = Pairs(
+        vec4<f32>(a.low.x, a.low.z, a.high.x, a.high.z),
+        vec4<f32>(a.low.y, a.low.w, a.high.y, a.high.w),
+        vec4<f32>(b.low.x, b.low.z, b.high.x, b.high.z),
+        vec4<f32>(b.low.y, b.low.w, b.high.y, b.high.w),
+    );
+    let least = vec4<f32>(-3e38);
+    var best = Best2(least, least, vec4<u32>(0u), vec4<u32>(0u));
+    for (var row = 0u; row < ROWS; row += 8u) {
+        best = better2_both(best, row, p);
+        best = better2_both(best, row + 2u, p);
+        best = better2_both(best, row + 4u, p);
+        best = better2_both(best, row + 6u, p);
     }
-    return vec2<u32>(join(index_a), join(index_b));
+    return vec2<u32>(join(best.index_a), join(best.index_b));
 }
 
 // The indices of two pieces of 8 channels, lowest bits first.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use rayon::prelude::*;
-use wgkv::attention::Queries;
+use wgkv::attention::{PagedAttend, Queries};
 use wgkv::cache::cpu;
 use wgkv::cache::pool::{Keep, Operation, Part, Pool, SequenceId};
 use wgkv::half::f16;
@@ -179,18 +179,27 @@ impl Cache {
         }
     }
 
-    /// Attention of the newest tokens in one layer, `[heads, tokens, head_dim]`.
-    pub fn attend(&mut self, layer: usize, queries: &[f32]) -> Result<Vec<f32>> {
+    /// Attention of the newest tokens in one layer, `[heads, tokens, head_dim]`, each to the `window`
+    /// tokens up to itself or to all.
+    pub fn attend(
+        &mut self,
+        layer: usize,
+        queries: &[f32],
+        window: Option<u32>,
+    ) -> Result<Vec<f32>> {
         let Shape { heads, head_dim, .. } = self.shape;
+        let config = PagedAttend { window, ..PagedAttend::default() };
         let tokens = queries.len() / heads / head_dim;
         match &mut self.held {
             Held::Cpu(cache) => {
                 let queries =
                     Queries { data: Elements::F32(queries), batch: 1, heads, tokens, head_dim };
                 let batch = cache.batch(&[self.sequence])?;
-                Ok(cache.attend(&batch, layer, &queries, &Default::default())?.out)
+                Ok(cache.attend(&batch, layer, &queries, &config)?.out)
             }
-            Held::Gpu(cache) => cache.attend(self.sequence, layer, queries, heads, head_dim),
+            Held::Gpu(cache) => {
+                cache.attend(self.sequence, layer, queries, heads, head_dim, &config)
+            }
         }
     }
 
@@ -310,7 +319,7 @@ impl Prompt {
             let hidden = model.forward(tokens, position, |layer, rows| {
                 cache.write(&step, layer, &rows.keys, &rows.values)?;
                 rows_of.push([rows.keys.clone(), rows.values.clone(), rows.plain.clone()]);
-                cache.attend(layer, &rows.queries)
+                cache.attend(layer, &rows.queries, rows.window)
             })?;
             prompt.last = hidden[hidden.len() - shape.width..].to_vec();
             blocks.push((tokens.len(), rows_of));
@@ -365,7 +374,7 @@ pub fn stream(
         usize::MAX,
         |cache, step, layer, rows| {
             cache.write(step, layer, &rows.keys, &rows.values)?;
-            cache.attend(layer, &rows.queries)
+            cache.attend(layer, &rows.queries, rows.window)
         },
         &mut each,
     )

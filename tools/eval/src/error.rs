@@ -38,10 +38,10 @@ pub fn attention_errors(
                 open = Some((raw.seen()?, raw.open(crate::cache::Kind::Answer, count)?));
             }
             cache.write(step, layer, &rows.keys, &rows.values)?;
-            let got = cache.attend(layer, &rows.queries)?;
+            let got = cache.attend(layer, &rows.queries, rows.window)?;
             let Some((first, step)) = &open else { return Ok(got) };
             raw.write(step, layer, &rows.keys, &rows.values)?;
-            let expected = raw.attend(layer, &rows.queries)?;
+            let expected = raw.attend(layer, &rows.queries, rows.window)?;
             let size = count * shape.head_dim;
             let skip = scored.start.saturating_sub(*first).min(count) * shape.head_dim;
             let heads = got.par_chunks_exact(size).zip(expected.par_chunks_exact(size));

@@ -6,14 +6,14 @@ use crate::cache::{Cache, Place, Prompt, stream};
 use crate::choice::Choice;
 use crate::model::Model;
 
-/// The most likely tokens after a prompt, at most `most` of them, up to `end`.
+/// The most likely tokens after a prompt, at most `most` of them, up to one of `ends`.
 pub fn generate(
     model: &Model,
     choice: &Choice,
     place: &Place,
     prompt: &Prompt,
     most: usize,
-    end: u32,
+    ends: &[u32],
     done: &dyn Fn(u64),
 ) -> Result<Vec<u32>> {
     let mut cache = Cache::new(choice, model.shape(), place)?;
@@ -23,7 +23,7 @@ pub fn generate(
     while tokens.len() < most {
         let logits = model.logits(&last)?;
         let best = (0..).zip(&logits).max_by(|a, b| a.1.total_cmp(b.1));
-        let Some((token, _)) = best.filter(|(token, _)| *token != end) else { break };
+        let Some((token, _)) = best.filter(|(token, _)| !ends.contains(token)) else { break };
         tokens.push(token);
         done(1);
         stream(model, &mut cache, &[token], |_, hidden| {
@@ -32,12 +32,4 @@ pub fn generate(
         })?;
     }
     Ok(tokens)
-}
-
-/// A question in the format that the model was trained to answer.
-pub fn chat(question: &str) -> String {
-    format!(
-        "<|im_start|>system\nYou are a helpful AI assistant.<|im_end|>\n\
-         <|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    )
 }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
+use wgkv::attention::PagedAttend;
 use wgkv::attention::gpu::DeviceQueries;
 use wgkv::cache::gpu::{Batch, IncomingRows, PagedCache, Step};
 use wgkv::cache::pool::{Operation, Pool, PoolConfig, SequenceId};
@@ -132,6 +133,7 @@ impl GpuCache {
         queries: &[f32],
         heads: usize,
         head_dim: usize,
+        config: &PagedAttend<'_>,
     ) -> Result<Vec<f32>> {
         let context = &self.gpu.context;
         let tokens = queries.len() / heads / head_dim;
@@ -143,8 +145,7 @@ impl GpuCache {
             _ => self.cache.batch(&[sequence])?,
         };
         let out: Readback = self.gpu.run(|rec| {
-            let config = Default::default();
-            let attended = self.cache.attend(rec, &mut batch, layer, &queries, &config)?;
+            let attended = self.cache.attend(rec, &mut batch, layer, &queries, config)?;
             rec.read_back(Slice::all(&attended.out))
         })?;
         self.batch = Some(batch);

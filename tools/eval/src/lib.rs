@@ -1,4 +1,4 @@
-//! A model of the Llama type whose KV cache is wgkv, and what compression does to it.
+//! A language model whose KV cache is wgkv, and what compression does to it.
 
 pub mod cache;
 pub mod choice;
@@ -11,4 +11,5 @@ pub mod model;
 pub mod plot;
 pub mod rule;
 pub mod text;
+pub mod weights;
 pub mod words;

@@ -10,6 +10,9 @@ use crate::choice::Choice;
 use crate::model::Model;
 use crate::rule::Rule;
 
+/// Tokens whose logits are held at once: a vocabulary may have hundreds of thousands.
+const BLOCK: usize = 64;
+
 /// Losses, `-ln p`, of the tokens `scored` of a text. The prompt attends to raw rows and is packed at
 /// its end; every later token attends to the cache, and a chunk is packed once its last token has
 /// attended. Without a prompt that is so from the first token on. A rule drops rows of the prompt.
@@ -57,18 +60,21 @@ fn score(
     if first == end {
         return Ok(());
     }
-    let logits = model.logits(&hidden[first * width..end * width])?;
     let targets = &tokens[at + 1 + first..at + 1 + end];
-    let rows = logits.par_chunks_exact(model.shape().vocabulary);
-    let losses: Vec<f32> = rows
-        .zip(targets)
-        .map(|(row, target)| {
-            let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let sum: f64 = row.iter().map(|x| f64::from((x - top).exp())).sum();
-            (sum.ln() + f64::from(top) - f64::from(row[*target as usize])) as f32
-        })
-        .collect();
-    found.extend(losses);
+    let hidden = hidden[first * width..end * width].chunks(BLOCK * width);
+    for (hidden, targets) in hidden.zip(targets.chunks(BLOCK)) {
+        let logits = model.logits(hidden)?;
+        let rows = logits.par_chunks_exact(model.shape().vocabulary);
+        let losses: Vec<f32> = rows
+            .zip(targets)
+            .map(|(row, target)| {
+                let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let sum: f64 = row.iter().map(|x| f64::from((x - top).exp())).sum();
+                (sum.ln() + f64::from(top) - f64::from(row[*target as usize])) as f32
+            })
+            .collect();
+        found.extend(losses);
+    }
     Ok(())
 }
 

