@@ -30,20 +30,35 @@ const TEAMS: u32 = 64u >> LANE_BITS;
 const TILE: u32 = 4u * TEAMS;
 const TILES: u32 = 16u >> (6u - LANE_BITS);
 
-// Two halves, used by turns: what one tile reads, the next does not overwrite.
-var<workgroup> wg_squares: array<vec4<f32>, 128>;
-var<workgroup> wg_largest: array<vec4<u32>, 128>;
-var<workgroup> wg_marks: array<atomic<u32>, 64>;
+var<workgroup> wg_squares: array<vec4<f32>, 64>;
+var<workgroup> wg_largest: array<vec4<u32>, 64>;
+var<workgroup> wg_marks: array<atomic<u32>, TILE>;
+var<workgroup> wg_factors: array<u32, TILE>;
 var<workgroup> wg_sums: array<vec4<i32>, 128>;
 
-fn power_of_two(exponent: vec4<i32>) -> vec4<f32> {
-    return bitcast<vec4<f32>>(vec4<u32>(exponent + vec4<i32>(127)) << vec4<u32>(23u));
+fn power_of_two(exponent: i32) -> f32 {
+    return bitcast<f32>(u32(exponent + 127) << 23u);
+}
+
+// The power of two that brings a key near 1 by its largest magnitude; none for moderate ones.
+fn exponent_of(largest: u32) -> i32 {
+    let biased = i32(largest >> 23u);
+    let moderate = biased >= 97 && biased <= 157;
+    return select(clamp(biased - 127, -64, 100), 0, moderate);
 }
 
 fn squares(key: Key, scale: f32) -> f32 {
     let low = key.low * scale;
     let high = key.high * scale;
     return dot(low, low) + dot(high, high);
+}
+
+// What a key of this largest magnitude is multiplied by before it is squared.
+fn moderate_scale(largest: u32) -> f32 {
+    if DTYPE == 1u {
+        return 1.0;
+    }
+    return power_of_two(-exponent_of(largest));
 }
 
 fn largest(key: Key) -> u32 {
@@ -76,86 +91,96 @@ fn main(
     let part = lane & (LANES - 1u);
     let parts = params.dim >> 3u;
     let own = team << LANE_BITS;
-    atomicStore(&wg_marks[lane], 0u);
+    if lane < TILE {
+        atomicStore(&wg_marks[lane], 0u);
+    }
     workgroupBarrier();
 
+    let held = part < parts;
+    let start = range.x + 4u * team;
+    var next0 = key_load(base + start, part, parts, held && start < last);
+    var next1 = key_load(base + start + 1u, part, parts, held && start + 1u < last);
+    var next2 = key_load(base + start + 2u, part, parts, held && start + 2u < last);
+    var next3 = key_load(base + start + 3u, part, parts, held && start + 3u < last);
     var sum_low = vec4<u32>(0u);
     var sum_high = vec4<u32>(0u);
     for (var tile = 0u; tile < TILES; tile++) {
-        let half_start = (tile & 1u) << 6u;
-        let marks_start = (tile & 1u) * TILE;
         let first = range.x + tile * TILE + 4u * team;
-        let held = part < parts;
-        let words0 = key_load(base + first, part, parts, held && first < last);
-        let words1 = key_load(base + first + 1u, part, parts, held && first + 1u < last);
-        let words2 = key_load(base + first + 2u, part, parts, held && first + 2u < last);
-        let words3 = key_load(base + first + 3u, part, parts, held && first + 3u < last);
+        let words0 = next0;
+        let words1 = next1;
+        let words2 = next2;
+        let words3 = next3;
+        // What the next tile needs is on its way while this one is worked on.
+        let later = first + TILE;
+        let more = held && tile + 1u < TILES;
+        next0 = key_load(base + later, part, parts, more && later < last);
+        next1 = key_load(base + later + 1u, part, parts, more && later + 1u < last);
+        next2 = key_load(base + later + 2u, part, parts, more && later + 2u < last);
+        next3 = key_load(base + later + 3u, part, parts, more && later + 3u < last);
         let plain0 = key_is_plain(words0);
         let plain1 = key_is_plain(words1);
         let plain2 = key_is_plain(words2);
         let plain3 = key_is_plain(words3);
         if held {
-            mark(words0, plain0, marks_start + 4u * team);
-            mark(words1, plain1, marks_start + 4u * team + 1u);
-            mark(words2, plain2, marks_start + 4u * team + 2u);
-            mark(words3, plain3, marks_start + 4u * team + 3u);
+            mark(words0, plain0, 4u * team);
+            mark(words1, plain1, 4u * team + 1u);
+            mark(words2, plain2, 4u * team + 2u);
+            mark(words3, plain3, 4u * team + 3u);
         }
         let key0 = key_read(words0, plain0);
         let key1 = key_read(words1, plain1);
         let key2 = key_read(words2, plain2);
         let key3 = key_read(words3, plain3);
 
-        // f16 has room for its squares; others are brought near 1 by a power of two where needed.
-        var exponent = vec4<i32>(0);
+        // f16 has room for its squares; others are brought near 1 where needed.
+        var most = vec4<u32>(0u);
         if DTYPE != 1u {
-            wg_largest[half_start + lane] =
+            wg_largest[lane] =
                 vec4<u32>(largest(key0), largest(key1), largest(key2), largest(key3));
             workgroupBarrier();
-            var most = vec4<u32>(0u);
             for (var i = 0u; i < LANES; i++) {
-                most = max(most, wg_largest[half_start + own + i]);
+                most = max(most, wg_largest[own + i]);
             }
-            let biased = vec4<i32>(most >> vec4<u32>(23u));
-            let moderate = (biased >= vec4<i32>(97)) & (biased <= vec4<i32>(157));
-            exponent = select(
-                clamp(biased - vec4<i32>(127), vec4<i32>(-64), vec4<i32>(100)),
-                vec4<i32>(0), moderate);
         }
-        let scale = power_of_two(-exponent);
-        wg_squares[half_start + lane] = vec4<f32>(
-            squares(key0, scale.x), squares(key1, scale.y),
-            squares(key2, scale.z), squares(key3, scale.w));
+        wg_squares[lane] = vec4<f32>(
+            squares(key0, moderate_scale(most.x)), squares(key1, moderate_scale(most.y)),
+            squares(key2, moderate_scale(most.z)), squares(key3, moderate_scale(most.w)));
         workgroupBarrier();
+        // A lane finds the factor of one token, which the others then read.
+        let which = part & 3u;
         // Short sums added up lose less than one long one.
-        var sum_a = vec4<f32>(0.0);
-        var sum_b = vec4<f32>(0.0);
-        var sum_c = vec4<f32>(0.0);
-        var sum_d = vec4<f32>(0.0);
-        for (var i = half_start + own; i < half_start + own + LANES; i += 4u) {
-            sum_a += wg_squares[i];
-            sum_b += wg_squares[i + 1u];
-            sum_c += wg_squares[i + 2u];
-            sum_d += wg_squares[i + 3u];
+        var sum = vec4<f32>(0.0);
+        for (var i = own; i < own + LANES; i += 4u) {
+            sum += vec4<f32>(
+                wg_squares[i][which], wg_squares[i + 1u][which],
+                wg_squares[i + 2u][which], wg_squares[i + 3u][which]);
         }
-        let total = (sum_a + sum_c) + (sum_b + sum_d);
+        let total = (sum.x + sum.z) + (sum.y + sum.w);
+        var exponent = 0;
+        if DTYPE != 1u {
+            exponent = exponent_of(most[which]);
+        }
         // Square roots and divisions may be off by several units in the last place; a Newton step
         // leaves about one, so that keys of norm 1 have it within what counts as no span.
-        let empty = total == vec4<f32>(0.0);
-        let rough = inverseSqrt(select(total, vec4<f32>(1.0), empty));
-        let inverse = rough * (vec4<f32>(1.5) - 0.5 * (total * rough) * rough);
-        let norm = total * inverse * power_of_two(min(exponent, vec4<i32>(0)));
-        let small = empty | ((exponent <= vec4<i32>(0)) & (norm < vec4<f32>(1e-12)));
-        let factor = select(16777216.0 * scale * inverse, vec4<f32>(16777216.0 / 1e-12), small);
-        let bits = bitcast<vec4<u32>>(factor) & vec4<u32>(0xfffffffeu);
+        let empty = total == 0.0;
+        let rough = inverseSqrt(select(total, 1.0, empty));
+        let inverse = rough * (1.5 - 0.5 * (total * rough) * rough);
+        let norm = total * inverse * power_of_two(min(exponent, 0));
+        let small = empty || (exponent <= 0 && norm < 1e-12);
+        let factor = 16777216.0 * power_of_two(-exponent) * inverse;
+        let bits = bitcast<u32>(select(factor, 16777216.0 / 1e-12, small)) & 0xfffffffeu;
         if part < 4u {
-            let marks = marks_start + 4u * team + part;
+            let place_in_tile = 4u * team + part;
             if first + part < last {
-                factors[base + first + part] = bits[part] | atomicLoad(&wg_marks[marks]);
+                factors[base + first + part] = bits | atomicLoad(&wg_marks[place_in_tile]);
             }
-            atomicStore(&wg_marks[marks], 0u);
+            atomicStore(&wg_marks[place_in_tile], 0u);
+            wg_factors[place_in_tile] = bits;
         }
+        workgroupBarrier();
         let times = vec4<f32>(
-            key_scale(bits.x), key_scale(bits.y), key_scale(bits.z), key_scale(bits.w));
+            key_scale(wg_factors[4u * team]), key_scale(wg_factors[4u * team + 1u]),
+            key_scale(wg_factors[4u * team + 2u]), key_scale(wg_factors[4u * team + 3u]));
         sum_low += key_grid(key0.low, times.x) + key_grid(key1.low, times.y)
             + key_grid(key2.low, times.z) + key_grid(key3.low, times.w);
         sum_high += key_grid(key0.high, times.x) + key_grid(key1.high, times.y)

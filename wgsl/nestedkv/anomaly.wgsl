@@ -3,6 +3,7 @@
 // `extremes` [3, rows, 2] is 0 before and holds the highest key of the scores (order.wgsl) and the
 // highest of the keys' complements after. Sums over runs and windows are integers, so they are exact.
 // Dispatched by src/nestedkv/gpu/anomaly.rs; twin src/nestedkv/cpu/anomaly.rs.
+// For any window and block; anomaly_aligned.wgsl is for the usual ones.
 // A workgroup takes 64 / LANES runs of a row, one a team; a lane takes 8 channels, token by token.
 
 struct Params {
@@ -30,76 +31,12 @@ struct Params {
 @group(0) @binding(5) var<storage, read_write> scales: array<f32>;
 @group(0) @binding(6) var<storage, read_write> extremes: array<atomic<u32>>;
 
-const LANES: u32 = 1u << LANE_BITS;
-const TEAMS: u32 = 64u >> LANE_BITS;
-// Room for the parts of a token, one more than there are, so that readers meet different banks.
-const STRIDE: u32 = LANES + 1u;
-const PARTIALS: u32 = 4u * TEAMS * STRIDE;
-// The factor 2^24 / 1e-12 of keys whose norm is below the floor; all others have less.
-const FLOOR_FACTOR: f32 = 16777216.0 / 1e-12 * 0.999999;
-// Grid units of the norm, and what unit_key.wgsl's keys have too much.
-const UNIT: f32 = 4194304.0;
-const LESS: f32 = 2.384185791015625e-7;
-
-var<workgroup> wg_partials: array<vec4<f32>, PARTIALS>;
-// Sums of the four products of every token of every run.
-var<workgroup> wg_sums: array<f32, 256u * TEAMS>;
-var<workgroup> wg_ends: array<u32, 384>;
-var<workgroup> wg_best: array<u32, 48>;
-
-// What a lane compares keys with.
-struct Anchors {
-    stable_low: vec4<f32>,
-    stable_high: vec4<f32>,
-    block_low: vec4<f32>,
-    block_high: vec4<f32>,
-    // The part of a long window that stays the same over a run.
-    far_low: vec4<f32>,
-    far_high: vec4<f32>,
-}
-
-struct Near {
-    low: vec4<u32>,
-    high: vec4<u32>,
-}
-
-// Products of a key with the anchors and with itself on the grid, and the window moved on: `added` is
-// the key's place on the grid, `left` that of the one that leaves.
-fn products(key: Key, scale: f32, anchors: Anchors, near: Near, added: Near) -> vec4<f32> {
-    let low = key_unit(key.low, scale);
-    let high = key_unit(key.high, scale);
-    var recent_low = vec4<f32>(bitcast<vec4<i32>>(near.low));
-    var recent_high = vec4<f32>(bitcast<vec4<i32>>(near.high));
-    if LONG == 1u {
-        recent_low += anchors.far_low;
-        recent_high += anchors.far_high;
-    }
-    let excess = vec4<u32>(KEY_BINADE_BITS);
-    let own_low = vec4<f32>(bitcast<vec4<i32>>(added.low - excess));
-    let own_high = vec4<f32>(bitcast<vec4<i32>>(added.high - excess));
-    return vec4<f32>(
-        dot(low, anchors.stable_low) + dot(high, anchors.stable_high),
-        dot(low, anchors.block_low) + dot(high, anchors.block_high),
-        dot(low, recent_low) + dot(high, recent_high),
-        dot(low, own_low) + dot(high, own_high),
-    );
-}
-
 fn is_plain(factor: u32) -> bool {
     return (factor & 1u) == 0u;
 }
 
-fn grid_of(words: KeyWords, factor: u32) -> Near {
-    let key = key_read(words, is_plain(factor));
-    let scale = key_scale(factor);
-    return Near(key_grid(key.low, scale), key_grid(key.high, scale));
-}
-
-fn factor_of(token: u32, live: bool) -> u32 {
-    if live {
-        return factors[token];
-    }
-    return 0u;
+fn places_of(words: KeyWords, factor: u32) -> Places {
+    return places(key_read(words, is_plain(factor)), key_scale(factor));
 }
 
 @compute @workgroup_size(64)
@@ -122,10 +59,11 @@ fn main(
     let base = row * params.tokens;
     let run_base = row * params.runs;
 
-    var anchors = Anchors(
-        vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0),
-        vec4<f32>(0.0));
-    var near = Near(vec4<u32>(0u), vec4<u32>(0u));
+    var anchors = Anchors(vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0));
+    var near = Places(vec4<u32>(0u), vec4<u32>(0u));
+    // The part of a long window that stays the same over a run.
+    var far_low = vec4<f32>(0.0);
+    var far_high = vec4<f32>(0.0);
     if held && range.x < last {
         anchors.stable_low = means[2u * (row * parts + part)];
         anchors.stable_high = means[2u * (row * parts + part) + 1u];
@@ -167,12 +105,12 @@ fn main(
             }
         }
         for (var token = from_token - missing; token < from_token; token++) {
-            let one = grid_of(key_load(base + token, part, parts, true), factors[base + token]);
+            let one = places_of(key_load(base + token, part, parts, true), factors[base + token]);
             near.low += one.low - vec4<u32>(KEY_BINADE_BITS);
             near.high += one.high - vec4<u32>(KEY_BINADE_BITS);
         }
-        anchors.far_low = vec4<f32>(far_top_low) * 16384.0 + vec4<f32>(far_rest_low);
-        anchors.far_high = vec4<f32>(far_top_high) * 16384.0 + vec4<f32>(far_rest_high);
+        far_low = vec4<f32>(far_top_low) * 16384.0 + vec4<f32>(far_rest_low);
+        far_high = vec4<f32>(far_top_high) * 16384.0 + vec4<f32>(far_rest_high);
     }
 
     for (var tile = 0u; tile < RUN; tile += 4u) {
@@ -187,27 +125,25 @@ fn main(
             let old_factor = factor_of(old, leaves);
             let key = key_read(words, is_plain(factor));
             let scale = key_scale(factor);
-            let added = Near(key_grid(key.low, scale), key_grid(key.high, scale));
-            let left = grid_of(old_words, old_factor);
+            let added = places(key, scale);
+            let left = places_of(old_words, old_factor);
             near.low += added.low - left.low;
             near.high += added.high - left.high;
+            var recent_low = vec4<f32>(bitcast<vec4<i32>>(near.low));
+            var recent_high = vec4<f32>(bitcast<vec4<i32>>(near.high));
+            if LONG == 1u {
+                recent_low += far_low;
+                recent_high += far_high;
+            }
             wg_partials[(4u * team + step) * STRIDE + part] =
-                products(key, scale, anchors, near, added);
+                products(key, scale, anchors, recent_low, recent_high, added);
         }
         workgroupBarrier();
         for (var index = lane; index < 16u * TEAMS; index += 64u) {
             let token = index >> 2u;
             let product = index & 3u;
-            let from_part = token * STRIDE;
-            // Four short sums lose less than one long one.
-            var parts_sum = vec4<f32>(0.0);
-            for (var i = from_part; i < from_part + LANES; i += 4u) {
-                parts_sum += vec4<f32>(
-                    wg_partials[i][product], wg_partials[i + 1u][product],
-                    wg_partials[i + 2u][product], wg_partials[i + 3u][product]);
-            }
-            let sum = (parts_sum.x + parts_sum.z) + (parts_sum.y + parts_sum.w);
-            wg_sums[((token >> 2u) * RUN + tile + (token & 3u)) * 4u + product] = sum;
+            wg_sums[((token >> 2u) * RUN + tile + (token & 3u)) * 4u + product] =
+                partials_sum(token, product);
         }
         workgroupBarrier();
     }
@@ -220,54 +156,20 @@ fn main(
         let token = own_range.x + lane;
         if row < params.rows && own_run < params.runs && token < own_range.y {
             let at = (t * RUN + lane) * 4u;
-            let sum = LESS * vec4<f32>(
-                wg_sums[at], wg_sums[at + 1u], wg_sums[at + 2u], wg_sums[at + 3u]);
             let block = divide_magic(
                 own_run, params.pieces_multiplier, params.pieces_shift1, params.pieces_shift2);
             let block_length = min(params.block, params.tokens - block * params.block);
-            let window = f32(min(params.window, token + 1u));
-            // A key's product with itself on the grid stands for its norm of 1, so what the grid cuts
-            // off along the key cancels: keys that equal their window are at exactly 1.
-            let factor = bitcast<f32>(factors[base + token] & 0x7ffffffeu);
-            let unit_product = select(UNIT, sum.w, factor < FLOOR_FACTOR);
-            let length = vec4<f32>(
-                1.0, f32(block_length) * UNIT, window * unit_product, 1.0);
-            // A GPU's quotient may be off by some ULP, also where it is exact in truth, and by another
-            // amount for another length: equal keys would no longer score alike. The rest mends it.
-            let quotient = sum / length;
-            let rest = fma(-quotient, length, sum);
-            let score = -(quotient + rest / length);
+            let window = min(params.window, token + 1u);
+            let score = raw_scores(at, block_length, window, factors[base + token]);
             let line = row * params.tokens + token;
             let count = params.rows * params.tokens;
             scales[line] = score.x;
             scales[count + line] = score.y;
             scales[2u * count + line] = score.z;
-            let bits = bitcast<vec4<u32>>(score);
-            let order = vec4<u32>(order_key(bits.x), order_key(bits.y), order_key(bits.z), 0u);
+            let order = score_keys(score);
             highest = max(highest, order);
             lowest = max(lowest, ~order);
         }
     }
-    wg_ends[lane] = highest.x;
-    wg_ends[64u + lane] = lowest.x;
-    wg_ends[128u + lane] = highest.y;
-    wg_ends[192u + lane] = lowest.y;
-    wg_ends[256u + lane] = highest.z;
-    wg_ends[320u + lane] = lowest.z;
-    workgroupBarrier();
-    if lane < 48u {
-        var best = 0u;
-        for (var i = 0u; i < 8u; i++) {
-            best = max(best, wg_ends[8u * lane + i]);
-        }
-        wg_best[lane] = best;
-    }
-    workgroupBarrier();
-    if lane < 6u && row < params.rows {
-        var best = 0u;
-        for (var i = 0u; i < 8u; i++) {
-            best = max(best, wg_best[8u * lane + i]);
-        }
-        atomicMax(&extremes[((lane >> 1u) * params.rows + row) * 2u + (lane & 1u)], best);
-    }
+    ends_store(highest, lowest, row, lane);
 }

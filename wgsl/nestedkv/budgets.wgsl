@@ -25,16 +25,12 @@ struct Params {
 @group(0) @binding(1) var<storage, read> floors: array<u32>;
 @group(0) @binding(2) var<storage, read> sure: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> states: array<vec4<u32>>;
-@group(0) @binding(4) var<storage, read> bins: array<u32>;
+@group(0) @binding(4) var<storage, read> earlier: array<vec4<u32>>;
 @group(0) @binding(5) var<storage, read> tallies: array<u32>;
 @group(0) @binding(6) var<storage, read_write> budgets: array<u32>;
 @group(0) @binding(7) var<storage, read_write> thresholds: array<vec4<u32>>;
 
 const WG: u32 = 256u;
-
-fn bins_load(index: u32) -> u32 {
-    return bins[index];
-}
 
 @compute @workgroup_size(256)
 fn main(

@@ -23,15 +23,11 @@ struct Params {
 @group(0) @binding(2) var<storage, read> starts: array<u32>;
 @group(0) @binding(3) var<storage, read> sure: array<vec4<u32>>;
 @group(0) @binding(4) var<storage, read> states: array<vec4<u32>>;
-@group(0) @binding(5) var<storage, read> bins: array<u32>;
+@group(0) @binding(5) var<storage, read> earlier: array<vec4<u32>>;
 @group(0) @binding(6) var<storage, read_write> tallies: array<atomic<u32>>;
 
 const WG: u32 = 256u;
 const SPAN: u32 = 4096u;
-
-fn bins_load(index: u32) -> u32 {
-    return bins[index];
-}
 
 @compute @workgroup_size(256)
 fn main(

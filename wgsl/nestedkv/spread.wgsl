@@ -16,8 +16,8 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> extremes: array<u32>;
-@group(0) @binding(2) var<storage, read> counts: array<u32>;
-@group(0) @binding(3) var<storage, read> finer: array<u32>;
+@group(0) @binding(2) var<storage, read> counts: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> finer: array<vec4<u32>>;
 @group(0) @binding(4) var<storage, read> beyond: array<u32>;
 @group(0) @binding(5) var<storage, read_write> spreads: array<vec4<f32>>;
 
@@ -39,31 +39,33 @@ fn main(
     let borders = span_borders(line, lane);
 
     // Of the bordering bins the highest members of the one, the lowest of the other.
-    var members = vec2<u32>(0u);
-    for (var i = 0u; i < 8u; i++) {
-        let bin = 8u * lane + i;
-        members += vec2<u32>(
-            finer[2u * line * BINS + bin], finer[(2u * line + 1u) * BINS + bin]);
-    }
-    let top_before = prefix_sum(members.x, lane);
-    let bottom_before = prefix_sum(members.y, lane);
+    let at = 512u * line + 2u * lane;
+    let top_at = 1024u * line + 2u * lane;
+    let bottom_at = top_at + 512u;
+    let tops = finer[top_at] + finer[top_at + 1u];
+    let bottoms = finer[bottom_at] + finer[bottom_at + 1u];
+    let top_before = prefix_sum((tops.x + tops.y) + (tops.z + tops.w), lane);
+    let bottom_before = prefix_sum((bottoms.x + bottoms.y) + (bottoms.z + bottoms.w), lane);
     var above = top_before.y - top_before.x;
     var below = bottom_before.x;
 
     // Sums of the groups in bins and in levels within them; long sums of whole numbers, rounded.
     var sums = vec4<f32>(0.0);
-    for (var i = 0u; i < 8u; i++) {
-        let bin = 8u * lane + i;
-        let count = f32(counts[line * BINS + bin]) * f32(bin);
-        let top_members = finer[2u * line * BINS + bin];
-        let bottom_members = finer[(2u * line + 1u) * BINS + bin];
-        above -= top_members;
-        let top_taken = min(top_members, borders.y - min(borders.y, above));
-        let bottom_taken = min(bottom_members, borders.w - min(borders.w, below));
-        below += bottom_members;
-        sums += vec4<f32>(
-            select(0.0, count, bin > borders.x), f32(top_taken) * f32(bin),
-            select(0.0, count, bin < borders.z), f32(bottom_taken) * f32(bin));
+    for (var quad = 0u; quad < 2u; quad++) {
+        let coarse = counts[at + quad];
+        let top_fine = finer[top_at + quad];
+        let bottom_fine = finer[bottom_at + quad];
+        for (var i = 0u; i < 4u; i++) {
+            let bin = 8u * lane + 4u * quad + i;
+            let count = f32(coarse[i]) * f32(bin);
+            above -= top_fine[i];
+            let top_taken = min(top_fine[i], borders.y - min(borders.y, above));
+            let bottom_taken = min(bottom_fine[i], borders.w - min(borders.w, below));
+            below += bottom_fine[i];
+            sums += vec4<f32>(
+                select(0.0, count, bin > borders.x), f32(top_taken) * f32(bin),
+                select(0.0, count, bin < borders.z), f32(bottom_taken) * f32(bin));
+        }
     }
     wg_sums[lane] = sums;
     workgroupBarrier();

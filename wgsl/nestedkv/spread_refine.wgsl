@@ -19,7 +19,7 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> scales: array<f32>;
 @group(0) @binding(2) var<storage, read> extremes: array<u32>;
-@group(0) @binding(3) var<storage, read> counts: array<u32>;
+@group(0) @binding(3) var<storage, read> counts: array<vec4<u32>>;
 @group(0) @binding(4) var<storage, read_write> finer: array<atomic<u32>>;
 @group(0) @binding(5) var<storage, read_write> beyond: array<atomic<u32>>;
 

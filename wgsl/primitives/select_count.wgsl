@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // One step of a radix select (bins.wgsl): the state that the step before leaves, `states` [lines, 3], and
-// the bins of this step, `bins` [lines, 3, 2048], which are 0 before. Row r has the scores from starts[r]
+// the bins of this step, `bins` [lines, 2048], which are 0 before. Row r has the scores from starts[r]
 // to starts[r + 1], and may have none. A line is a row; or the rows of a sequence, whose keys compete
 // except for those that `sure` [rows] takes. Dispatched by src/primitives/gpu/select.rs and
 // src/nestedkv/gpu/budgets.rs; twins src/primitives/cpu/select.rs and src/nestedkv/cpu/budgets.rs.
@@ -31,16 +31,14 @@ struct Params {
 // Thresholds where rows compete, else anything.
 @group(0) @binding(4) var<storage, read> sure: array<vec4<u32>>;
 @group(0) @binding(5) var<storage, read_write> states: array<vec4<u32>>;
-@group(0) @binding(6) var<storage, read_write> bins: array<atomic<u32>>;
+// Bins of the step before; not read in the first.
+@group(0) @binding(6) var<storage, read> earlier: array<vec4<u32>>;
+@group(0) @binding(7) var<storage, read_write> bins: array<atomic<u32>>;
 
 const WG: u32 = 256u;
 const SPAN: u32 = 4096u;
 
 var<workgroup> wg_bins: array<atomic<u32>, 2048>;
-
-fn bins_load(index: u32) -> u32 {
-    return atomicLoad(&bins[index]);
-}
 
 @compute @workgroup_size(256)
 fn main(
@@ -102,7 +100,7 @@ fn main(
         for (var bin = lane; bin < BINS; bin += WG) {
             let count = atomicLoad(&wg_bins[bin]);
             if count > 0u {
-                atomicAdd(&bins[bins_of(line, params.step) + bin], count);
+                atomicAdd(&bins[line * BINS + bin], count);
             }
         }
     }

@@ -1,14 +1,15 @@
-//! Steps 2 to 4: raw scores of the three scales, and the ends of their range.
+//! Steps 2 to 4: raw scores of the three scales, and the ends of their range. Twin:
+//! `src/nestedkv/cpu/anomaly.rs`.
 
 use super::anchor::{Anchored, lane_bits, shapes};
 use crate::error::{Error, Result};
 use crate::gpu::{Binding, DeviceTensor, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::nestedkv::params::AnomalyParams;
-use crate::nestedkv::plan::{Cut, SHORT_SUM};
+use crate::nestedkv::plan::{Cut, RUN_TOKENS, SHORT_SUM};
 use crate::shape::Dtype;
 
-/// 1 to 8 runs of a row a workgroup.
-pub(crate) static KERNEL: Kernel = Kernel {
+/// 1 to 8 runs of a row a workgroup: any window, any block.
+static ANY: Kernel = Kernel {
     name: "nestedkv/anomaly",
     source: concat!(
         include_str!("../../../wgsl/common/divide.wgsl"),
@@ -16,34 +17,57 @@ pub(crate) static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/order.wgsl"),
         include_str!("../../../wgsl/common/unit_key.wgsl"),
         include_str!("../../../wgsl/common/run.wgsl"),
+        include_str!("../../../wgsl/common/anomaly.wgsl"),
         include_str!("../../../wgsl/nestedkv/anomaly.wgsl"),
     ),
-    bindings: &[
-        Binding::Read("keys"),
-        Binding::Read("factors"),
-        Binding::Read("means"),
-        Binding::Read("sums"),
-        Binding::Write("scales"),
-        Binding::Write("extremes"),
-    ],
+    bindings: BINDINGS,
     params: AnomalyParams::LAYOUT,
 };
 
-/// The variant for keys of a type and head dimension; `long` where 32 bits do not hold the sum of a
-/// window.
-fn variant(dtype: Dtype, head_dim: usize, long: bool) -> Variant {
-    let constants = vec![
-        ("DTYPE", dtype.code()),
-        ("LANE_BITS", lane_bits(head_dim)),
-        ("LONG", u32::from(long)),
-    ];
+/// 1 to 8 blocks of a row a workgroup: windows of one run, blocks of whole runs.
+static ALIGNED: Kernel = Kernel {
+    name: "nestedkv/anomaly_aligned",
+    source: concat!(
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/element.wgsl"),
+        include_str!("../../../wgsl/common/order.wgsl"),
+        include_str!("../../../wgsl/common/unit_key.wgsl"),
+        include_str!("../../../wgsl/common/run.wgsl"),
+        include_str!("../../../wgsl/common/anomaly.wgsl"),
+        include_str!("../../../wgsl/nestedkv/anomaly_aligned.wgsl"),
+    ),
+    bindings: BINDINGS,
+    params: AnomalyParams::LAYOUT,
+};
+
+const BINDINGS: &[Binding] = &[
+    Binding::Read("keys"),
+    Binding::Read("factors"),
+    Binding::Read("means"),
+    Binding::Read("sums"),
+    Binding::Write("scales"),
+    Binding::Write("extremes"),
+];
+
+/// The variant for keys of a type and head dimension.
+fn variant(dtype: Dtype, head_dim: usize) -> Variant {
+    let constants = vec![("DTYPE", dtype.code()), ("LANE_BITS", lane_bits(head_dim))];
     Variant { constants, overrides: Vec::new() }
 }
 
-/// Every variant that occurs.
-pub(crate) fn variants() -> Vec<Variant> {
-    let both = |(dtype, dim)| [false, true].map(|long| variant(dtype, dim, long));
-    shapes().into_iter().flat_map(both).collect()
+/// As [`variant`], of the kernel for any window; `long` where 32 bits do not hold the sum of one.
+fn any_variant(dtype: Dtype, head_dim: usize, long: bool) -> Variant {
+    let mut variant = variant(dtype, head_dim);
+    variant.constants.push(("LONG", u32::from(long)));
+    variant
+}
+
+/// Both kernels with every variant that occurs.
+pub(super) fn kernels() -> [(&'static Kernel, Vec<Variant>); 2] {
+    let both = |(dtype, dim)| [false, true].map(|long| any_variant(dtype, dim, long));
+    let any = shapes().into_iter().flat_map(both).collect();
+    let aligned = shapes().into_iter().map(|(dtype, dim)| variant(dtype, dim)).collect();
+    [(&ANY, any), (&ALIGNED, aligned)]
 }
 
 /// What the three scales compare keys with.
@@ -86,10 +110,12 @@ pub fn record(
     // A new buffer holds zeros.
     let extremes = rec.context().create("extremes", 3 * rows as u64 * 8)?;
     let cut = Cut { tokens, block: anchors.block.min(tokens) };
-    let groups = cut.runs().div_ceil(64 >> lane_bits(dim));
+    let window = anchors.window.min(tokens);
+    let aligned = window == RUN_TOKENS && cut.block.is_multiple_of(RUN_TOKENS);
+    let units = if aligned { cut.runs() / cut.pieces() } else { cut.runs() };
+    let groups = units.div_ceil(64 >> lane_bits(dim));
     let by_pieces = Magic::of(cut.pieces());
     let by_groups = Magic::of(groups);
-    let window = anchors.window.min(tokens);
     let params = AnomalyParams {
         rows: rows as u32,
         tokens: tokens as u32,
@@ -114,7 +140,11 @@ pub fn record(
         Slice::all(&scales),
         Slice::all(&extremes),
     ];
-    let variant = variant(keys.dtype(), dim, window > SHORT_SUM);
-    rec.dispatch(&KERNEL, &variant, &params, &slices, Groups((rows * groups) as u64))?;
+    let (kernel, variant) = if aligned {
+        (&ALIGNED, variant(keys.dtype(), dim))
+    } else {
+        (&ANY, any_variant(keys.dtype(), dim, window > SHORT_SUM))
+    };
+    rec.dispatch(kernel, &variant, &params, &slices, Groups((rows * groups) as u64))?;
     Ok(Anomalies { scales, extremes })
 }

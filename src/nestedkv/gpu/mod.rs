@@ -25,8 +25,8 @@ use crate::gpu::{Kernel, Variant};
 /// Every kernel of this folder with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
     let plain = [&mean::KERNEL, &blend::KERNEL, &gate::KERNEL, &append::KERNEL];
-    let mut kernels =
-        vec![(&anchor::KERNEL, anchor::variants()), (&anomaly::KERNEL, anomaly::variants())];
+    let mut kernels = vec![(&anchor::KERNEL, anchor::variants())];
+    kernels.extend(anomaly::kernels());
     let plain = plain.into_iter().chain(spread::kernels()).chain(budgets::kernels());
     kernels.extend(plain.map(|kernel| (kernel, vec![Variant::default()])));
     kernels

@@ -22,6 +22,7 @@ static COUNT: Kernel = Kernel {
         Binding::Read("ranks"),
         Binding::Read("sure"),
         Binding::Write("states"),
+        Binding::Read("earlier"),
         Binding::Write("bins"),
     ],
     params: SelectCountParams::LAYOUT,
@@ -39,7 +40,7 @@ static SELECT: Kernel = Kernel {
         Binding::Read("starts"),
         Binding::Read("counts"),
         Binding::Read("states"),
-        Binding::Read("bins"),
+        Binding::Read("earlier"),
         Binding::Write("thresholds"),
     ],
     params: SelectParams::LAYOUT,
@@ -60,7 +61,7 @@ pub(crate) struct Ragged<'a> {
     pub sinks: u32,
 }
 
-/// States and bins of the three steps of a radix select (`wgsl/common/bins.wgsl`).
+/// States of the three steps of a radix select (`wgsl/common/bins.wgsl`) and bins of the last.
 #[derive(Clone, Debug)]
 pub(crate) struct Counted {
     pub states: wgpu::Buffer,
@@ -79,14 +80,15 @@ pub(crate) fn count(
     let heads = compete.map_or(1, |(_, heads)| heads);
     let lines = u64::from(size("rows", rows)?) / heads as u64;
     let states = rec.context().create("select states", lines * 3 * 16)?;
-    // A new buffer holds zeros.
-    let bins = rec.context().create("select bins", lines * 3 * 2048 * 4)?;
+    // New buffers hold zeros.
+    let make = || rec.context().create("select bins", lines * 2048 * 4);
+    let steps = [make()?, make()?, make()?];
     let parts = longest.div_ceil(SPAN).max(1);
     let (by_heads, by_parts) = (Magic::of(heads), Magic::of(parts));
     // Where no rows compete, thresholds are bound but not read.
     let unused = rec.context().create("no thresholds", 16)?;
     let sure = compete.map_or(Slice::all(&unused), |(sure, _)| sure);
-    for step in 0..3 {
+    for step in 0..3u32 {
         let params = SelectCountParams {
             rows: rows as u32,
             longest: size("longest", longest)?,
@@ -102,10 +104,14 @@ pub(crate) fn count(
             parts_shift1: by_parts.shift1,
             parts_shift2: by_parts.shift2,
         };
-        let slices = [scores, starts, ranks, sure, Slice::all(&states), Slice::all(&bins)];
+        // The first step has none before it.
+        let earlier = Slice::all(&steps[(step as usize + 2) % 3]);
+        let bins = Slice::all(&steps[step as usize]);
+        let slices = [scores, starts, ranks, sure, Slice::all(&states), earlier, bins];
         let groups = Groups(rows as u64 * parts as u64);
         rec.dispatch(&COUNT, &Variant::default(), &params, &slices, groups)?;
     }
+    let [_, _, bins] = steps;
     Ok(Counted { states, bins })
 }
 
