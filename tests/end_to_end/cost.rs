@@ -55,9 +55,13 @@ fn eviction_binds_keys_twice_and_grows_with_tokens_alone() {
         let whole =
             cost(|rec| nestedkv::compress_prefill(rec, &keys, &values, &config).map(|_| ()));
         let count = (HEADS * tokens) as u64;
-        // Keys twice; a token's sums of runs three times; 23 words of scores and their parts; bins.
+        // Keys twice; a token's sums of runs three times; 23 words of scores and their parts; and seven
+        // times 2,048 bins of each scale of a head.
         let bytes = 2 * count * DIM as u64 * 2 + count * (3 * DIM as u64 / 16 + 92);
-        assert!(scored.1 <= bytes + (HEADS * 150_000) as u64, "{scored:?} against {bytes}");
+        assert!(
+            scored.1 <= bytes + (HEADS * 7 * 3 * 8192 + 8192) as u64,
+            "{scored:?} against {bytes}"
+        );
         (scored, kept, whole)
     });
     let dispatches = costs

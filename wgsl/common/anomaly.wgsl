@@ -52,8 +52,10 @@ fn products(
 ) -> vec4<f32> {
     let low = key_unit(key.low, scale);
     let high = key_unit(key.high, scale);
-    let own_low = bitcast<vec4<f32>>(own.low) - vec4<f32>(KEY_BINADE);
-    let own_high = bitcast<vec4<f32>>(own.high) - vec4<f32>(KEY_BINADE);
+    // In integers: compilers may take x + c - c in floats for x.
+    let excess = vec4<u32>(KEY_BINADE_BITS);
+    let own_low = vec4<f32>(bitcast<vec4<i32>>(own.low - excess));
+    let own_high = vec4<f32>(bitcast<vec4<i32>>(own.high - excess));
     return vec4<f32>(
         dot(low, anchors.stable_low) + dot(high, anchors.stable_high),
         dot(low, anchors.block_low) + dot(high, anchors.block_high),

@@ -1,7 +1,5 @@
 //! Cases on a GPU.
 
-use std::time::{Duration, Instant};
-
 use half::f16;
 use wgkv::attention::AttendConfig;
 use wgkv::attention::gpu::{DeviceCacheView, DevicePackedView, DeviceQueries, attend};
@@ -279,9 +277,6 @@ impl<'a> Loaded<'a> {
     }
 }
 
-/// Time that a GPU is kept busy before anything is timed.
-const WARM: Duration = Duration::from_secs(2);
-
 /// Two buffers, one to be copied to the other.
 pub struct Copy<'a> {
     gpu: &'a Gpu,
@@ -304,16 +299,6 @@ impl<'a> Copy<'a> {
     /// Bytes read and written.
     pub fn bytes(&self) -> u64 {
         2 * self.from.size()
-    }
-
-    /// Keeps a GPU busy until its clock has had time to rise; software has no such clock.
-    pub fn warm(&self) -> Result<(), Fail> {
-        let start = Instant::now();
-        let hardware = self.gpu.info.device_type != wgpu::DeviceType::Cpu;
-        while hardware && start.elapsed() < WARM {
-            self.time()?;
-        }
-        Ok(())
     }
 
     /// Runs the copy once.

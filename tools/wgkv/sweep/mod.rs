@@ -381,9 +381,6 @@ pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
     };
     let steps = shapes.iter().map(|(_, cases)| rounds + cases.len()).sum();
     let bar = progress(steps, "timing");
-    if let Engine::Gpu(gpu) = &engine {
-        Copy::new(gpu)?.warm()?;
-    }
     let mut lines = Vec::new();
     for (shape, cases) in shapes {
         let data = Data::new(shape);
