@@ -83,6 +83,7 @@ impl Layer {
             raw_values: Elements::F16(&self.values[..raw]),
             raw_positions: &[],
             packed: packed.then_some(PackedView {
+                key_scales: None,
                 keys: &self.codec,
                 values: &self.codec,
                 page_offsets: &self.page_offsets,
@@ -195,6 +196,7 @@ fn on_gpu(criterion: &mut Criterion) {
                 raw_values: Slice::all(&values),
                 raw_positions: None,
                 packed: packed.then_some(DevicePackedView {
+                    key_scales: None,
                     keys: &codec,
                     values: &codec,
                     pages: KV_HEADS * tokens / CHUNK,
@@ -321,9 +323,11 @@ fn on_pages(criterion: &mut Criterion) {
             let tables = tables.expect("tables");
             let [sinks, packed, tail] = &paged.slabs;
             let view = DevicePagedView {
+                key_scales: None,
                 layout: &paged.layout,
                 raw: Dtype::F16,
                 codebook: Some(&codebook),
+                keys: None,
                 tables: &tables,
                 slabs: [sinks, packed, tail],
             };

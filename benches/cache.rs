@@ -20,7 +20,8 @@ const STEPS: usize = 256;
 
 fn config() -> CacheConfig {
     CacheConfig {
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
+        rope: None,
         rows: HEADS,
         head_dim_k: HEAD_DIM,
         head_dim_v: HEAD_DIM,

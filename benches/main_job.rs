@@ -119,6 +119,7 @@ fn on_cpu(layer: &Layer, codec: &Codec) -> Vec<f32> {
         raw_values: Elements::F16(&raw_values),
         raw_positions: &[],
         packed: Some(PackedView {
+            key_scales: None,
             keys: codec,
             values: codec,
             page_offsets: &parts.page_offsets,
@@ -209,6 +210,7 @@ fn on_gpu(
         raw_values: Slice::all(&raw_values),
         raw_positions: None,
         packed: Some(DevicePackedView {
+            key_scales: None,
             keys: codec,
             values: codec,
             pages,

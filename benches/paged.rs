@@ -90,7 +90,9 @@ fn median(times: &mut [Duration]) -> Duration {
 fn main() {
     let Some((context, sizes)) = context() else { return };
     let config = PoolConfig {
-        profile: Default::default(),
+        key_scale: false,
+        profile: wgkv::layout::Profile::Compat,
+        rope: None,
         layers: sizes.layers,
         heads: HEADS,
         head_dim_k: HEAD_DIM,

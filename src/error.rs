@@ -107,6 +107,14 @@ pub enum Error {
         /// Its norm.
         norm: f64,
     },
+    /// A codec with a choice that it cannot have here.
+    #[error("the {argument} is not one that can be used here: expected {expected}")]
+    Codec {
+        /// Which codec.
+        argument: &'static str,
+        /// What is allowed, in words.
+        expected: &'static str,
+    },
     /// A value that must be stored as f16 and is beyond its range.
     #[error("{argument}: {value} at token row {row} is beyond f16 (65504)")]
     BeyondF16 {

@@ -16,8 +16,11 @@ pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
         (cache::gpu::pack::kernel(), cache::gpu::pack::variants()),
         (cache::gpu::restore::kernel(), cache::gpu::restore::variants()),
         (cache::gpu::fetch::kernel(), cache::gpu::fetch::variants()),
+        (cache::gpu::scales::kernel(), cache::gpu::scales::variants()),
         (nsnquant::gpu::encode_kernel(), nsnquant::gpu::encode_variants()),
         (nsnquant::gpu::decode_kernel(), nsnquant::gpu::decode_variants()),
+        (nsnquant::gpu::squares_kernel(), nsnquant::gpu::squares_variants()),
+        (nsnquant::gpu::key_scale_kernel(), nsnquant::gpu::key_scale_variants()),
     ];
     kernels.extend(primitives::gpu::kernels());
     kernels.extend(nestedkv::gpu::kernels());

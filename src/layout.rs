@@ -4,16 +4,18 @@
 //! words, in this order: the indices, piece after piece and token after token, lowest bit first (8
 //! bits a piece, 6 in plain books at 3 bits); with unit books at 2 bits the sign plane (a byte for
 //! each piece of 8 channels); `s1` and `s2` of each token, `o` of each channel (f16, or 4-bit codes);
-//! with 4-bit codes their grids (three pairs of f16, for `s1`, `s2` and `o`). Every plane starts on a
+//! with 4-bit codes their grids (a pair of f16 each). Every plane starts on a
 //! word. The indices of 4 tokens fill whole words, those of one token do when the head dimension is
 //! a multiple of 32.
 
 mod grid;
 pub mod pool;
+mod preset;
 mod scheme;
 pub mod tables;
 
 pub use grid::Grid;
+pub use preset::Preset;
 pub use scheme::{Gain, MeanDomain, Profile, Scheme};
 
 use half::{bf16, f16};
@@ -123,6 +125,28 @@ pub enum Metadata {
     /// 4 bits each on the chunk's own grids ([`Grid`]): logarithmic for `s1` and `s2`, linear for
     /// `o`.
     Four,
+    /// `s1` in 4 bits on a linear grid of the chunk, `o` in 4 bits on linear grids of [`GROUP`]
+    /// channels each, `s2` as f16 (the form of arXiv 2505.18231).
+    Linear,
+}
+
+/// Channels of a mean that share a grid with [`Metadata::Linear`].
+pub const GROUP: usize = 32;
+
+/// A vector of a page beside its codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Vector {
+    /// First scales of the tokens.
+    S1,
+    /// Second scales of the tokens.
+    S2,
+    /// Mean of the channels.
+    O,
+}
+
+impl Vector {
+    /// Every vector, in the order in which a page has them.
+    pub const ALL: [Self; 3] = [Self::S1, Self::S2, Self::O];
 }
 
 /// Shape of a packed page and where its parts lie, in words.
@@ -221,35 +245,54 @@ impl PageLayout {
         self.plane_words() * if self.signs() { 2 } else { 1 }
     }
 
-    /// Scales, or channels of a mean, in a word.
-    const fn per_word(&self) -> usize {
-        match self.scheme.metadata {
-            Metadata::Half => 2,
-            Metadata::Four => 8,
+    /// Numbers of a vector in a word.
+    const fn per_word(&self, vector: Vector) -> usize {
+        match (self.scheme.metadata, vector) {
+            (Metadata::Half, _) | (Metadata::Linear, Vector::S2) => 2,
+            (Metadata::Four | Metadata::Linear, _) => 8,
+        }
+    }
+
+    /// First word of a vector.
+    pub const fn offset(&self, vector: Vector) -> usize {
+        match vector {
+            Vector::S1 => self.s1_offset(),
+            Vector::S2 => self.s2_offset(),
+            Vector::O => self.o_offset(),
         }
     }
 
     /// First word of `s2`.
     pub const fn s2_offset(&self) -> usize {
-        self.s1_offset() + self.chunk.div_ceil(self.per_word())
+        self.s1_offset() + self.chunk.div_ceil(self.per_word(Vector::S1))
     }
 
     /// First word of `o`.
     pub const fn o_offset(&self) -> usize {
-        self.s2_offset() + self.chunk.div_ceil(self.per_word())
+        self.s2_offset() + self.chunk.div_ceil(self.per_word(Vector::S2))
     }
 
-    /// First word of the grids, one word each for `s1`, `s2` and `o`; the end of the page where
+    /// First word of the grids, a word each: those of `s1`, `s2` and `o` with [`Metadata::Four`],
+    /// those of `s1` and of the groups of `o` with [`Metadata::Linear`]; the end of the page where
     /// there are none.
     pub const fn grid_offset(&self) -> usize {
-        self.o_offset() + self.head_dim / self.per_word()
+        self.o_offset() + self.head_dim / self.per_word(Vector::O)
     }
 
     /// Grids of a page.
-    const fn grids(&self) -> usize {
+    pub const fn grids(&self) -> usize {
         match self.scheme.metadata {
             Metadata::Half => 0,
             Metadata::Four => 3,
+            Metadata::Linear => 1 + self.head_dim.div_ceil(GROUP),
+        }
+    }
+
+    /// The grid of a channel of the mean, if means have grids.
+    pub const fn mean_grid(&self, channel: usize) -> usize {
+        match self.scheme.metadata {
+            Metadata::Half | Metadata::Four => 2,
+            Metadata::Linear => 1 + channel / GROUP,
         }
     }
 
@@ -263,19 +306,22 @@ impl PageLayout {
         self.chunk * (self.head_dim / 8) * self.scheme.bits.get()
     }
 
-    /// Bytes of `s1` and `s2` in a page with their grids: 4 a token, or 1 a token and 8.
+    /// Bytes of `s1` and `s2` in a page with their grids: 4 a token, 1 a token and 8, or 2.5 a token
+    /// and 4.
     pub const fn scale_bytes(&self) -> usize {
         match self.scheme.metadata {
             Metadata::Half => 4 * self.chunk,
             Metadata::Four => 2 * self.chunk.div_ceil(2) + 8,
+            Metadata::Linear => self.chunk.div_ceil(2) + 4 + 2 * self.chunk,
         }
     }
 
-    /// Bytes of `o` in a page with its grid: 2 a channel, or half a one and 4.
+    /// Bytes of `o` in a page with its grids: 2 a channel, or half a one and 4 a grid.
     pub const fn mean_bytes(&self) -> usize {
         match self.scheme.metadata {
             Metadata::Half => 2 * self.head_dim,
             Metadata::Four => self.head_dim / 2 + 4,
+            Metadata::Linear => self.head_dim / 2 + 4 * self.head_dim.div_ceil(GROUP),
         }
     }
 
@@ -320,31 +366,32 @@ impl PageLayout {
         *word = *word & !(0xff << shift) | u32::from(value) << shift;
     }
 
-    /// Reads the scale or mean at `index` of the plane that starts at word `plane`, as stored: 16 or
-    /// 4 bits.
-    pub fn stored(&self, page: &[u32], plane: usize, index: usize) -> u16 {
-        match self.scheme.metadata {
-            Metadata::Half => Self::half(page, plane, index),
-            Metadata::Four => (page[plane + index / 8] >> (4 * (index % 8))) as u16 & 15,
+    /// Reads the number at `index` of a vector as stored: 16 or 4 bits.
+    pub fn stored(&self, page: &[u32], vector: Vector, index: usize) -> u16 {
+        let first = self.offset(vector);
+        match self.per_word(vector) {
+            2 => Self::half(page, first, index),
+            _ => (page[first + index / 8] >> (4 * (index % 8))) as u16 & 15,
         }
     }
 
-    /// Writes the scale or mean at `index` of the plane that starts at word `plane`, as stored.
-    pub fn set_stored(&self, page: &mut [u32], plane: usize, index: usize, value: u16) {
-        match self.scheme.metadata {
-            Metadata::Half => Self::set_half(page, plane, index, value),
-            Metadata::Four => {
+    /// Writes the number at `index` of a vector as stored.
+    pub fn set_stored(&self, page: &mut [u32], vector: Vector, index: usize, value: u16) {
+        let first = self.offset(vector);
+        match self.per_word(vector) {
+            2 => Self::set_half(page, first, index, value),
+            _ => {
                 let shift = 4 * (index % 8);
-                let word = &mut page[plane + index / 8];
+                let word = &mut page[first + index / 8];
                 *word = *word & !(15 << shift) | u32::from(value & 15) << shift;
             }
         }
     }
 
-    /// The grid of `s1` (0), `s2` (1) or `o` (2) of a page with 4-bit codes.
+    /// Grid `which` of a page with 4-bit codes, in the order of [`Self::grid_offset`].
     ///
     /// # Panics
-    /// When the page has no grids.
+    /// When the page has no such grid.
     pub fn grid(&self, page: &[u32], which: usize) -> Grid {
         Grid::from_word(page[self.grid_offset() + which])
     }
@@ -352,7 +399,7 @@ impl PageLayout {
     /// Writes a grid of a page with 4-bit codes.
     ///
     /// # Panics
-    /// When the page has no grids.
+    /// When the page has no such grid.
     pub fn set_grid(&self, page: &mut [u32], which: usize, grid: Grid) {
         page[self.grid_offset() + which] = grid.word();
     }

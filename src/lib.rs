@@ -19,6 +19,8 @@
 //! select the same tokens bit for bit; where sums of floats differ, the documentation says by how
 //! much. [`judge`] is a third version in f64, naive and sharing no code with either, for tests.
 //!
+//! [`guide`] says what to choose: bits, chunk, raw rows, budgets, and what each costs.
+//!
 //! # On the CPU
 //!
 //! ```
@@ -174,6 +176,7 @@ pub mod error;
 #[cfg(feature = "files")]
 pub mod files;
 pub mod gpu;
+pub mod guide;
 pub mod judge;
 pub mod kernels;
 pub mod layout;

@@ -364,7 +364,9 @@ fn a_device_lost_before_its_read_back_is_handed_out_is_no_panic() {
 #[test]
 fn rows_beyond_any_budget_are_refused_without_lists_of_them() {
     let config = PoolConfig {
-        profile: Default::default(),
+        key_scale: false,
+        profile: wgkv::layout::Profile::Compat,
+        rope: None,
         layers: 80,
         heads: 1,
         head_dim_k: 8,

@@ -41,7 +41,8 @@ fn tensor(data: &[f16], tokens: usize) -> wgkv::Result<Tensor<'_>> {
 
 fn cache() -> wgkv::Result<LayerCache> {
     LayerCache::new(CacheConfig {
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
+        rope: None,
         rows: HEADS,
         head_dim_k: DIM,
         head_dim_v: DIM,

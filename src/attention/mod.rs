@@ -6,6 +6,10 @@
 //! with `H q` made once a query, the logit of a token is `s1 (s2 gain <H q, c> + <q, o>)`, and
 //! the output is `H^T` of the weighted centroids, plus the page means weighted with `s1`.
 //!
+//! Where the codec of the keys takes off a rotary embedding, `<q, o>` is `<q, R_t o>` with the mean turned
+//! to the token's position: for each pair of channels two coefficients a query and page, and a cosine and
+//! a sine a token.
+//!
 //! Stages, the same on both paths: `rotate` prepares the queries, `raw` and `packed` give partial
 //! states of rows that lie side by side, `paged_raw` and `paged_packed` those of rows that lie in the
 //! pages of a pool ([`cpu::attend_paged`], [`gpu::attend_paged`]), `merge` makes outputs of them.

@@ -22,6 +22,10 @@ params! {
         causal: u32,
         first: u32,
         own: u32,
+        scaled_at: u32,
+        row_multiplier: u32,
+        row_shift1: u32,
+        row_shift2: u32,
     }
 }
 
@@ -52,7 +56,7 @@ params! {
 }
 
 params! {
-    /// What `wgsl/common/attend_packed.wgsl` reads; 96 bytes.
+    /// What `wgsl/common/attend_packed.wgsl` reads; 112 bytes.
     pub(super) struct PackedPageParams {
         chunk: u32,
         norm_k: f32,
@@ -78,6 +82,10 @@ params! {
         positions_at: u32,
         key_book: u32,
         value_book: u32,
+        scaled_at: u32,
+        _pad0: u32,
+        _pad1: u32,
+        _pad2: u32,
     }
 }
 

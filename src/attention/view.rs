@@ -1,7 +1,9 @@
 //! What attention reads: rows of a cache and queries, in host memory.
 
+use half::f16;
+
 use crate::error::{Error, Result};
-use crate::nsnquant::Codec;
+use crate::nsnquant::{Codec, check_factors};
 use crate::shape::{Elements, check_head_dim, check_offsets};
 
 /// Rows of a cache; a row is one KV head of one sequence, the rows of a sequence side by side. Each
@@ -39,8 +41,11 @@ pub struct PackedView<'a> {
     pub key_pages: &'a [u32],
     /// Value pages `[pages, words]`.
     pub value_pages: &'a [u32],
-    /// Positions of the tokens `[pages, chunk]`; may be empty where attention is not causal.
+    /// Positions of the tokens `[pages, chunk]`; may be empty where attention is not causal and the
+    /// key codec knows no rotary embedding.
     pub page_positions: &'a [u32],
+    /// The key scale that the pages of each row are packed under, `[kv_rows, head_dim_k]`, if any.
+    pub key_scales: Option<&'a [f16]>,
 }
 
 /// Queries `[batch, heads, tokens, head_dim]`. Query head j reads KV head `j * H / heads` of its
@@ -83,7 +88,12 @@ impl CacheView<'_> {
         let (keys, values) = (packed.keys.layout(), packed.values.layout());
         length("key_pages", packed.key_pages.len(), pages * keys.words())?;
         length("value_pages", packed.value_pages.len(), pages * values.words())?;
-        positions("page_positions", packed.page_positions.len(), pages * keys.chunk(), causal)
+        if let Some(scales) = packed.key_scales {
+            length("key_scales", scales.len(), self.kv_rows * self.head_dim_k)?;
+            check_factors(scales)?;
+        }
+        let needed = causal || packed.keys.rope().is_some();
+        positions("page_positions", packed.page_positions.len(), pages * keys.chunk(), needed)
     }
 }
 
@@ -96,6 +106,10 @@ pub(super) fn check_codecs(
 ) -> Result<()> {
     same("head_dim of the key codec", keys.layout().head_dim(), head_dim_k, "head_dim_k")?;
     same("head_dim of the value codec", values.layout().head_dim(), head_dim_v, "head_dim_v")?;
+    if values.rope().is_some() {
+        let expected = "no rotary embedding";
+        return Err(Error::Codec { argument: "value codec", expected });
+    }
     let chunk = keys.layout().chunk();
     same("chunk of the value codec", values.layout().chunk(), chunk, "the key codec")
 }
@@ -119,6 +133,6 @@ pub(super) fn length(argument: &'static str, got: usize, expected: usize) -> Res
     if got == expected { Ok(()) } else { Err(Error::Length { argument, got, expected }) }
 }
 
-fn positions(argument: &'static str, got: usize, expected: usize, causal: bool) -> Result<()> {
-    if got == 0 && !causal { Ok(()) } else { length(argument, got, expected) }
+fn positions(argument: &'static str, got: usize, expected: usize, needed: bool) -> Result<()> {
+    if got == 0 && !needed { Ok(()) } else { length(argument, got, expected) }
 }

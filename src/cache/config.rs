@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::counters::Counters;
 use super::plan::Frontier;
 use crate::error::{Error, Result};
-use crate::layout::{Bits, PageLayout, Profile};
-use crate::nsnquant::{Codebook, Codec};
+use crate::layout::{Bits, PageLayout, Preset, Profile};
+use crate::nsnquant::{Codebook, Codec, Rope};
 use crate::shape::{Dtype, check_count};
 
 /// Shape and rates of the cache of one layer.
@@ -24,6 +24,10 @@ pub struct CacheConfig {
     pub v_bits: Bits,
     /// How rows are packed at these rates; 3 and 4 bits are rates of [`Profile::Tuned`].
     pub profile: Profile,
+    /// The rotary embedding that keys come with, which packed chunks take off
+    /// ([`Codec::with_rope`](crate::nsnquant::Codec::with_rope)); the position of a token is its place
+    /// in its row. `None` packs keys as they come.
+    pub rope: Option<Rope>,
     /// Tokens of a chunk (the paper's residual length; 64, and 128 advised at 1 bit).
     pub chunk: usize,
     /// First tokens of a row, raw for good.
@@ -49,6 +53,25 @@ pub(super) struct Incoming {
 }
 
 impl CacheConfig {
+    /// The cache of `rows` rows of f16 keys and values of `head_dims` channels, packed as a preset says
+    /// with the project's own books.
+    pub fn new(preset: &Preset, rows: usize, head_dims: [usize; 2]) -> Self {
+        Self {
+            rows,
+            head_dim_k: head_dims[0],
+            head_dim_v: head_dims[1],
+            k_bits: preset.k_bits,
+            v_bits: preset.v_bits,
+            profile: preset.profile,
+            rope: None,
+            chunk: preset.chunk,
+            sinks: preset.sinks,
+            recent: preset.recent,
+            dtype: Dtype::F16,
+            codebook: Codebook::builtin(),
+        }
+    }
+
     /// Checks everything and returns an empty frontier and the codecs of keys and values.
     pub(super) fn parts(&self) -> Result<(Frontier, [Codec; 2])> {
         if self.rows == 0 {
@@ -61,6 +84,7 @@ impl CacheConfig {
             Codec::with(argument, head_dim, scheme, self.chunk, self.codebook.clone())
         };
         let keys = codec("head_dim_k", self.head_dim_k, self.k_bits)?;
+        let keys = keys.with_rope(self.rope.clone())?;
         let values = codec("head_dim_v", self.head_dim_v, self.v_bits)?;
         Ok((frontier, [keys, values]))
     }

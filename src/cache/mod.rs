@@ -19,5 +19,5 @@ pub mod pool;
 
 pub use config::CacheConfig;
 pub use counters::Counters;
-pub use paged::{Exported, FILL_ROWS, FetchRows};
+pub use paged::{Exported, FILL_ROWS, FetchRows, ScaleRow};
 pub use plan::Frontier;

@@ -39,6 +39,31 @@ pub struct FetchRows {
     pub to: u32,
     /// Rows.
     pub rows: u32,
+    /// Number of the key scale that the page is packed under, if there are any.
+    pub scale: u32,
+}
+
+/// A sink page whose key scale is wanted, and where it goes in a list of scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ScaleRow {
+    /// The sink page.
+    pub page: PageId,
+    /// Row of the list.
+    pub row: u32,
+}
+
+/// The key scales that the packed pages of rows are under, sorted by slab.
+pub(super) fn scale_rows(layout: &PoolLayout, tables: &Tables) -> Vec<ScaleRow> {
+    if !layout.key_scale() {
+        return Vec::new();
+    }
+    let packed = tables.packed_offsets.windows(2).map(|pair| pair[1] > pair[0]);
+    let rows = packed.zip(&tables.sinks).zip(0..).filter(|((packed, _), _)| *packed);
+    let mut rows: Vec<ScaleRow> =
+        rows.map(|((_, page), row)| ScaleRow { page: *page, row }).collect();
+    rows.sort_by_key(|entry| layout.slab_of(PageClass::Sink, entry.page));
+    rows
 }
 
 /// Most rows without content that one entry of a list names.
@@ -72,7 +97,7 @@ impl FetchPlan {
             let end = to + tokens as u32;
             let mut put = |class: PageClass, from, rows| {
                 if rows > 0 {
-                    plan.pages[class.index()].push(FetchRows { from, to, rows });
+                    plan.pages[class.index()].push(FetchRows { from, to, rows, scale: row as u32 });
                     to += rows;
                 }
             };
@@ -88,7 +113,7 @@ impl FetchPlan {
             }
             while to < end {
                 let rows = (end - to).min(FILL_ROWS);
-                plan.rest.push(FetchRows { from: PageId::NONE, to, rows });
+                plan.rest.push(FetchRows { from: PageId::NONE, to, rows, scale: 0 });
                 to += rows;
             }
         }
@@ -100,10 +125,11 @@ impl FetchPlan {
 }
 
 /// The codecs of keys and values, if rows are packed.
-pub(super) fn codecs(layout: &PoolLayout, codebook: &Arc<Codebook>) -> Result<Option<[Codec; 2]>> {
-    let Some([keys, values]) = layout.packed() else { return Ok(None) };
+pub(super) fn codecs(pool: &Pool, codebook: &Arc<Codebook>) -> Result<Option<[Codec; 2]>> {
+    let Some([keys, values]) = pool.layout().packed() else { return Ok(None) };
     let codec = |layout| Codec::new(layout, codebook.clone());
-    Ok(Some([codec(*keys)?, codec(*values)?]))
+    let keys = codec(*keys)?.with_rope(pool.config().rope.clone())?;
+    Ok(Some([keys, codec(*values)?]))
 }
 
 /// Plans an operation; where slabs must make room for others, all empty ones go first, as they are
@@ -157,7 +183,7 @@ pub(super) fn check_evict(
     let min = (pool.layout().sinks() as u64).min(tokens.into());
     if u64::from(config.sinks) < min {
         let (got, max) = (config.sinks.into(), u64::from(u32::MAX));
-        return Err(Error::OutOfRange { argument: "sinks", got, min, max });
+        return Err(Error::OutOfRange { argument: "the eviction's sinks", got, min, max });
     }
     KeepPlan::new(config, tokens as usize).total(rows)?;
     Ok(tokens)

@@ -116,6 +116,16 @@ impl Frontier {
         (0..self.sinks()).chain(self.tail_start()..self.len)
     }
 
+    /// Positions of the tokens of chunks of `rows` rows, chunk after chunk and in a chunk row after
+    /// row.
+    pub(super) fn chunk_positions(&self, chunks: Range<usize>, rows: usize) -> Vec<u32> {
+        let of = |chunk: usize| {
+            let first = self.chunk_start(chunk) as u32;
+            (0..rows).flat_map(move |_| first..first + self.chunk() as u32)
+        };
+        chunks.flat_map(of).collect()
+    }
+
     /// Adds `tokens` tokens.
     ///
     /// # Errors
@@ -301,6 +311,13 @@ impl Append {
             rows,
             chunk: next.chunk(),
         })
+    }
+
+    /// Positions of the joined rows, given the frontier before.
+    pub(super) fn positions(&self, before: &Frontier) -> Vec<u32> {
+        let fresh = before.len()..before.len() + self.joined - before.raw();
+        let row: Vec<u32> = before.raw_positions().chain(fresh).map(|at| at as u32).collect();
+        row.repeat(self.rows)
     }
 
     /// First joined row of each page to encode, chunk after chunk and in a chunk row after row.

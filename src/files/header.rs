@@ -123,15 +123,15 @@ impl Header {
     /// [`crate::Error::File`] when this is no safetensors file.
     pub fn length(start: &[u8], bytes: u64) -> Result<u64> {
         let fault = match start.first_chunk::<8>() {
-            None if start.is_empty() => "is empty, expected a safetensors file".into(),
-            None => format!("holds {} bytes, too few for a safetensors file", start.len()),
+            None if start.is_empty() => "the file is empty, expected a safetensors file".into(),
+            None => format!("the file holds {} bytes, too few for a safetensors file", start.len()),
             Some(length) => match u64::from_le_bytes(*length) {
                 length if length > bytes.saturating_sub(8) => format!(
-                    "claims a header of {length} bytes but holds {bytes} (truncated, or no \
+                    "the file claims a header of {length} bytes but holds {bytes} (truncated, or no \
                      safetensors file)"
                 ),
                 length if length > MAX_HEADER => {
-                    format!("claims a header of {length} bytes, more than {MAX_HEADER}")
+                    format!("the file claims a header of {length} bytes, more than {MAX_HEADER}")
                 }
                 length => return Ok(length),
             },
@@ -243,7 +243,7 @@ impl Header {
 /// What to say of a file that starts as one of another kind does.
 fn foreign(start: &[u8]) -> Option<String> {
     let what = looks_like(&start[..start.len().min(64)])?;
-    Some(format!("is no safetensors file, it looks like {what}"))
+    Some(format!("the file is no safetensors file, it looks like {what}"))
 }
 
 fn check(raw: &RawEntry, data: u64) -> Result<Entry, String> {

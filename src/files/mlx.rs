@@ -85,7 +85,7 @@ impl PromptCache {
         let (header, start) = Header::read(file)?;
         let data = &file[start..];
         let Some((version, classes)) = Self::classes(&header) else {
-            let reason = "is no prompt cache of mlx-lm: its metadata name no classes";
+            let reason = "the file is no prompt cache of mlx-lm: its metadata name no classes";
             return Err(refuse(reason));
         };
         if let Some(layer) = classes.iter().position(|class| !Self::reads(class)) {
@@ -126,7 +126,7 @@ impl PromptCache {
             let name = name.map_or(String::new(), |name| shown(name));
             return Err(refuse(format!("{name} belongs to no layer of a KVCache")));
         }
-        let mut cache = cache.ok_or_else(|| refuse("holds no layers"))?;
+        let mut cache = cache.ok_or_else(|| refuse("the file holds no layers"))?;
         let prefix = match version {
             MlxLm::V0_31 => "1.",
             MlxLm::V0_32 => "0.",

@@ -88,6 +88,10 @@ pub(super) fn check_positions(
             let mut before = None;
             for (class, page) in sink.chain(packed).chain(tail) {
                 let rows = (state.rows - first).min(layout.rows(class) as u32);
+                if rows == 0 {
+                    // A sink page without sinks, for its key scale.
+                    continue;
+                }
                 let last = pages.position(class, page, rows - 1);
                 let key = (class.index(), page);
                 let what = (place, head, saved.origin, state.prompt, first, rows);

@@ -20,7 +20,10 @@
 //!
 //! The metadata hold `format`, `version`, the shape of the pool (`layers`, `heads`, `head_dim_k`,
 //! `head_dim_v`, `profile`, `k_bits`, `v_bits`, `chunk`, `sinks`, `raw`), `codebook` (XXH3-128 of the
-//! books of keys and values, or `none` where nothing is packed) and `checksum`: XXH3-128 of the whole file, in which the 32 digits
+//! books of keys and values, or `none` where nothing is packed), `key_scale` = `yes` where packed keys
+//! are under key scales, which lie in the sink pages, where keys have a rotary embedding that packed
+//! pages take off `rope` (its pairing, then each inverse frequency as the 8 hexadecimal digits of an
+//! f32), and `checksum`: XXH3-128 of the whole file, in which the 32 digits
 //! of the checksum itself count as `0`.
 //!
 //! Rows of a page that no sequence of the file holds are written as zeros: what other sequences left
@@ -30,6 +33,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 
+use half::f16;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::header::{FileDtype, Header};
@@ -41,13 +45,16 @@ use crate::cache::pool::{Pool, PoolConfig, Snapshot};
 use crate::error::{Error, Result};
 use crate::layout::Bits;
 use crate::layout::pool::{PageClass, PoolLayout};
-use crate::nsnquant::Codebook;
+use crate::nsnquant::{Codebook, check_factors};
 
 /// Name of the format in the metadata.
 const FORMAT: &str = "wgkv-sequences";
 /// The version that is written and read.
 const VERSION: &str = "1";
 const CHECKSUM: &str = "checksum";
+const ROPE: &str = "rope";
+const NO_ROPE: &str = "none";
+const KEY_SCALE: &str = "key_scale";
 const NO_CHECKSUM: &str = "00000000000000000000000000000000";
 
 /// Sequences on their way from a pool into a file or from a file into a pool: the tables and the
@@ -63,7 +70,7 @@ pub struct Saved<'a> {
 }
 
 /// What a pool must have in common with a file, as the metadata say it.
-fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 11] {
+fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 13] {
     let bits = |bits: Option<Bits>| bits.map_or("none".into(), |bits| bits.get().to_string());
     let codebook = match config.bits {
         Some((keys, values)) => {
@@ -89,7 +96,26 @@ fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String)
         ("sinks", config.sinks.to_string()),
         ("raw", config.raw.name().into()),
         ("codebook", codebook),
+        (KEY_SCALE, if config.key_scale && config.bits.is_some() { "yes" } else { "no" }.into()),
+        (ROPE, rope_text(config)),
     ]
+}
+
+/// The rotary embedding that packed pages take off.
+fn rope_text(config: &PoolConfig) -> String {
+    let Some(rope) = config.rope.as_ref().filter(|_| config.bits.is_some()) else {
+        return NO_ROPE.into();
+    };
+    let digits = rope.frequencies().iter().map(|f| format!(" {:08x}", f.to_bits()));
+    digits.fold(rope.pairing().name().to_owned(), |text, digits| text + &digits)
+}
+
+/// The metadata of a shape: that there are no key scales or no embedding is not said.
+fn metadata(shape: [(&'static str, String); 13]) -> BTreeMap<String, String> {
+    let silent =
+        |key: &str, value: &str| [(KEY_SCALE, "no"), (ROPE, NO_ROPE)].contains(&(key, value));
+    let told = shape.into_iter().filter(|(key, value)| !silent(key, value));
+    told.map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 fn digits(hash: u128) -> String {
@@ -130,6 +156,7 @@ impl<'a> Saved<'a> {
         }
         for (layer, pages) in pages.iter_mut().enumerate() {
             let live = live_rows(&snapshot, layer, config.heads, layout);
+            let scaled = scaled_sinks(&snapshot, layer, config.heads);
             for (class, live) in PageClass::ALL.into_iter().zip(live) {
                 let bytes = &mut pages[class.index()];
                 let (got, expected) = (bytes.len(), live.len() * layout.bytes(class) as usize);
@@ -140,10 +167,14 @@ impl<'a> Saved<'a> {
                     let pages = bytes.to_mut().chunks_exact_mut(layout.bytes(class) as usize);
                     pages.zip(live).for_each(|(page, live)| clear_rest(page, live, class, layout));
                 }
+                if class == PageClass::Sink && layout.key_scale() {
+                    let pages = bytes.to_mut().chunks_exact_mut(layout.bytes(class) as usize);
+                    let rest = pages.zip(&scaled).filter(|(_, scaled)| !**scaled);
+                    rest.for_each(|(page, _)| scale_bytes(page, layout).fill(0));
+                }
             }
         }
-        let shape = shape_of(config, codebook).map(|(key, value)| (key.to_owned(), value));
-        let metadata = BTreeMap::from(shape);
+        let metadata = metadata(shape_of(config, codebook));
         let words = PageClass::ALL.map(|class| layout.words(class));
         Ok(Self { snapshot, pages, words, heads: config.heads, metadata })
     }
@@ -310,12 +341,13 @@ impl<'a> Saved<'a> {
         }
         let snapshot = tables::snapshot(lists, counts, config.layers, config.heads)?;
         pool.check_snapshot(&snapshot)?;
-        let metadata = shape.map(|(key, value)| (key.to_owned(), value)).into();
+        let metadata = metadata(shape);
         let words = PageClass::ALL.map(|class| layout.words(class));
         let saved = Self { snapshot, pages, words, heads: config.heads, metadata };
         for layer in 0..config.layers {
             let pages = PageClass::ALL.map(|class| saved.pages(layer, class));
             check_positions(&saved.snapshot, layer, config.heads, layout, pages)?;
+            check_scales(&saved.snapshot, layer, config.heads, layout, pages[0])?;
         }
         Ok(saved)
     }
@@ -325,18 +357,18 @@ fn check_format(header: &Header) -> Result<()> {
     match header.metadata.get("format").map(String::as_str) {
         Some(FORMAT) => {}
         Some(other) => {
-            let reason = format!("is of the format {}, expected {FORMAT}", shown(other));
+            let reason = format!("the file is of the format {}, expected {FORMAT}", shown(other));
             return Err(refuse(reason));
         }
-        None => return Err(refuse(format!("names no format, expected {FORMAT}"))),
+        None => return Err(refuse(format!("the file names no format, expected {FORMAT}"))),
     }
     match header.metadata.get("version").map(String::as_str) {
         Some(VERSION) => Ok(()),
         Some(other) => Err(refuse(format!(
-            "is of version {} of {FORMAT}, only {VERSION} is read",
+            "the file is of version {} of {FORMAT}, only {VERSION} is read",
             shown(other)
         ))),
-        None => Err(refuse(format!("names no version of {FORMAT}"))),
+        None => Err(refuse(format!("the file names no version of {FORMAT}"))),
     }
 }
 
@@ -351,13 +383,13 @@ fn checksum_place(header: &[u8], digits: &str) -> Option<usize> {
 
 fn check_checksum(header: &Header, file: &[u8], start: usize) -> Result<()> {
     let Some(told) = header.metadata.get(CHECKSUM) else {
-        return Err(refuse(format!("has no {CHECKSUM}")));
+        return Err(refuse(format!("the file has no {CHECKSUM}")));
     };
     let hexadecimal = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
     let whole = told.len() == NO_CHECKSUM.len() && told.bytes().all(hexadecimal);
     let place = checksum_place(&file[..start], told).filter(|_| whole);
     let Some(place) = place else {
-        return Err(refuse(format!("has a {CHECKSUM} that is none: {}", shown(told))));
+        return Err(refuse(format!("the file has a {CHECKSUM} that is none: {}", shown(told))));
     };
     let mut hash = Xxh3::new();
     hash.update(&file[..place]);
@@ -367,7 +399,7 @@ fn check_checksum(header: &Header, file: &[u8], start: usize) -> Result<()> {
     if got == *told {
         Ok(())
     } else {
-        Err(refuse(format!("is damaged: its {CHECKSUM} is {got}, the file says {told}")))
+        Err(refuse(format!("the file is damaged: its {CHECKSUM} is {got}, the file says {told}")))
     }
 }
 
@@ -375,11 +407,20 @@ fn check_shape(header: &Header, shape: &[(&'static str, String)]) -> Result<()> 
     for (key, expected) in shape {
         match header.metadata.get(*key) {
             Some(got) if got == expected => {}
+            None if *key == ROPE && expected == NO_ROPE => {}
+            Some(_) | None if *key == ROPE => {
+                return Err(refuse("the file has keys of another rotary embedding than the pool"));
+            }
+            None if *key == KEY_SCALE => {
+                if expected != "no" {
+                    return Err(refuse(format!("the file has no {KEY_SCALE}, the pool has one")));
+                }
+            }
             Some(got) => {
                 let got = shown(got);
-                return Err(refuse(format!("has {key} {got}, the pool has {expected}")));
+                return Err(refuse(format!("the file has {key} {got}, the pool has {expected}")));
             }
-            None => return Err(refuse(format!("does not say its {key}"))),
+            None => return Err(refuse(format!("the file does not say its {key}"))),
         }
     }
     let known = |key: &str| {
@@ -387,7 +428,7 @@ fn check_shape(header: &Header, shape: &[(&'static str, String)]) -> Result<()> 
     };
     match header.metadata.keys().find(|key| !known(key)) {
         Some(key) => Err(refuse(format!(
-            "has the metadata {}, unknown to version {VERSION} of {FORMAT}",
+            "the file has the metadata {}, unknown to version {VERSION} of {FORMAT}",
             shown(key)
         ))),
         None => Ok(()),
@@ -426,7 +467,51 @@ fn live_rows(
     live
 }
 
-/// Sets everything of a page to zero but its first `live` rows.
+/// Whether the key scale of each sink page of a layer is in use: some sequence has packed pages
+/// under it.
+fn scaled_sinks(snapshot: &Snapshot, layer: usize, heads: usize) -> Vec<bool> {
+    let mut scaled = vec![false; snapshot.pages[layer][PageClass::Sink.index()] as usize];
+    for saved in &snapshot.sequences {
+        for head in &saved.heads[layer * heads..(layer + 1) * heads] {
+            if let Some(page) = head.sink.filter(|_| !head.packed.is_empty()) {
+                scaled[page as usize] = true;
+            }
+        }
+    }
+    scaled
+}
+
+/// The key scale of a sink page.
+fn scale_bytes<'a>(page: &'a mut [u8], layout: &PoolLayout) -> &'a mut [u8] {
+    let first = layout.scale_offset();
+    &mut page[4 * first..4 * (first + layout.scale_words())]
+}
+
+/// Refuses key scales in use whose factors are none.
+fn check_scales(
+    snapshot: &Snapshot,
+    layer: usize,
+    heads: usize,
+    layout: &PoolLayout,
+    sinks: &[u8],
+) -> Result<()> {
+    if !layout.key_scale() {
+        return Ok(());
+    }
+    let first = 4 * layout.scale_offset();
+    let scales = sinks.chunks_exact(layout.bytes(PageClass::Sink) as usize);
+    for (page, (bytes, scaled)) in scales.zip(scaled_sinks(snapshot, layer, heads)).enumerate() {
+        let factors = &bytes[first..first + 4 * layout.scale_words()];
+        let factors: Vec<f16> = bytemuck::pod_collect_to_vec(factors);
+        if scaled && let Err(fault) = check_factors(&factors) {
+            let place = page_tensor(layer, PageClass::Sink);
+            return Err(refuse(format!("{place}: page {page}: {fault}")));
+        }
+    }
+    Ok(())
+}
+
+/// Sets everything of a page to zero but its first `live` rows, and its key scale.
 fn clear_rest(page: &mut [u8], live: u32, class: PageClass, layout: &PoolLayout) {
     let live = live as usize;
     let side = |side: usize| match class {
@@ -434,8 +519,11 @@ fn clear_rest(page: &mut [u8], live: u32, class: PageClass, layout: &PoolLayout)
         PageClass::Sink | PageClass::Raw => live * layout.row_words(side),
     };
     let (values, positions) = (layout.values_offset(class), layout.positions_offset(class));
-    let rest =
-        [side(0)..values, values + side(1)..positions, positions + live..layout.words(class)];
+    let end = match class {
+        PageClass::Sink => layout.scale_offset(),
+        PageClass::Packed | PageClass::Raw => layout.words(class),
+    };
+    let rest = [side(0)..values, values + side(1)..positions, positions + live..end];
     for words in rest {
         page[4 * words.start..4 * words.end].fill(0);
     }

@@ -10,13 +10,20 @@ const TOP: f32 = 15.0;
 /// The grid of scales reaches at most this far down from the largest, as a power of two: a row of
 /// zeros must not take the resolution of the others.
 pub const SCALE_RANGE: f32 = 10.0;
+/// A linear grid of scales reaches down to this part of the largest: a smaller scale would take a
+/// code that stands for many times less than it or for nothing.
+pub const LINEAR_RANGE: f32 = 32.0;
+/// Largest scale of a linear grid, whose ends are rounded.
+const MAX_LINEAR: f32 = 1.5e38;
+/// What low ends and steps of linear grids are limited to, so that no value overflows.
+const LINEAR_LIMITS: [f32; 2] = [1.6e38, 1.1e37];
 /// Log of a scale of 0.
 const NOTHING: f32 = -128.0;
 /// Logs of the smallest and the largest scale that is not 0.
 const MIN_LOG: f32 = -126.0;
 const MAX_LOG: f32 = 127.0;
 
-/// The values `low + step * code` for codes 0 to 15; of scales, their logs to base 2.
+/// The values `low + step * code` for codes 0 to 15; of scales, their logs to base 2 or themselves.
 ///
 /// Both numbers are f16. A step of 0 stands for equal values, whose codes are 0. A grid that no
 /// encoder made may hold a non-finite number, which reads as 0.
@@ -46,6 +53,15 @@ impl Grid {
         }
     }
 
+    /// The linear grid of scales between `low` and `high`, both at least 0, from the larger of `low`
+    /// and `high / LINEAR_RANGE` on. Its numbers are stored by [`encode_scale`](super::encode_scale).
+    pub fn of_linear_scales(low: f32, high: f32) -> Self {
+        let high = high.min(MAX_LINEAR);
+        let low = super::encode_scale(low.clamp(high / LINEAR_RANGE, high));
+        let step = ((high - super::decode_scale(low)) / TOP).max(0.0);
+        Self { low, step: super::encode_scale(step) }
+    }
+
     /// Takes a grid from its word: the step above the low end.
     pub const fn from_word(word: u32) -> Self {
         Self { low: word as u16, step: (word >> 16) as u16 }
@@ -73,6 +89,26 @@ impl Grid {
     /// Value of a code.
     pub fn value(self, code: u16) -> f32 {
         let (low, step) = self.parts();
+        low + step * f32::from(code)
+    }
+
+    fn linear_parts(self) -> (f32, f32) {
+        let finite = |stored, limit: f32| {
+            let value = super::decode_scale(stored);
+            if value.is_finite() { value.min(limit) } else { 0.0 }
+        };
+        (finite(self.low, LINEAR_LIMITS[0]), finite(self.step, LINEAR_LIMITS[1]))
+    }
+
+    /// Code of the scale nearest to a scale on a linear grid of scales; of the even one of two.
+    pub fn linear_code(self, scale: f32) -> u16 {
+        let (low, step) = self.linear_parts();
+        if step > 0.0 { ((scale - low) / step).clamp(0.0, TOP).round_ties_even() as u16 } else { 0 }
+    }
+
+    /// Scale of a code on a linear grid of scales.
+    pub fn linear_scale(self, code: u16) -> f32 {
+        let (low, step) = self.linear_parts();
         low + step * f32::from(code)
     }
 
@@ -146,6 +182,20 @@ mod tests {
         let equal = Grid::spanning(0.25, 0.25);
         assert_eq!((equal.code(0.25), equal.value(0)), (0, 0.25));
         assert_eq!(Grid::from_word(grid.word()), grid);
+    }
+
+    #[test]
+    fn linear_scales_keep_their_range() {
+        for (low, high) in [(0.0, 4.0), (1.0, 3.0), (0.0, 0.0), (1e30, f32::MAX), (2.0, 2.0)] {
+            let grid = Grid::of_linear_scales(low, high);
+            let ends = [grid.linear_scale(grid.linear_code(low)), grid.linear_scale(15)];
+            let lowest = low.max(high / 32.0);
+            assert!((ends[0] - lowest).abs() <= 0.01 * lowest, "{low} {high}: {ends:?}");
+            let highest = high.min(1.5e38);
+            assert!((ends[1] - highest).abs() <= 0.01 * highest, "{low} {high}: {ends:?}");
+        }
+        let wild = Grid::from_word(u32::MAX);
+        assert!(wild.linear_scale(15).is_finite());
     }
 
     #[test]

@@ -71,6 +71,7 @@ pub struct PoolLayout {
     chunk: usize,
     sinks: usize,
     packed: Option<[PageLayout; 2]>,
+    key_scale: bool,
     pages_per_slab: [u32; 3],
 }
 
@@ -92,12 +93,13 @@ impl PoolLayout {
         slab_bytes: u64,
     ) -> Result<Self> {
         let schemes = bits.map(|(keys, values)| [keys, values].map(|b| Profile::Compat.scheme(b)));
-        Self::with(head_dim_k, head_dim_v, schemes, chunk, sinks, slab_bytes)
+        Self::with(head_dim_k, head_dim_v, schemes, false, chunk, sinks, slab_bytes)
     }
 
     /// The layout of pages of `chunk` rows of 16-bit keys of `head_dim_k` and values of
     /// `head_dim_v` channels, packed by two schemes (keys, values) or not at all, in slabs of at most
-    /// `slab_bytes` bytes.
+    /// `slab_bytes` bytes. With `key_scale` packed keys are under a scale that lies in the sink page
+    /// of their head.
     ///
     /// A slab of sinks has as many pages as one of raw rows, and so takes less.
     ///
@@ -108,6 +110,7 @@ impl PoolLayout {
         head_dim_k: usize,
         head_dim_v: usize,
         schemes: Option<[Scheme; 2]>,
+        key_scale: bool,
         chunk: usize,
         sinks: usize,
         slab_bytes: u64,
@@ -128,7 +131,9 @@ impl PoolLayout {
             None => None,
         };
         let head_dims = [head_dim_k, head_dim_v];
-        let mut layout = Self { head_dims, chunk, sinks, packed, pages_per_slab: [0; 3] };
+        let key_scale = key_scale && packed.is_some();
+        let pages_per_slab = [0; 3];
+        let mut layout = Self { head_dims, chunk, sinks, packed, key_scale, pages_per_slab };
         let largest = PageClass::ALL.map(|class| layout.bytes(class)).into_iter().max();
         within("slab_bytes", slab_bytes, largest.unwrap_or(0), MAX_SLAB_BYTES)?;
         let fit = |bytes: u64| slab_bytes.checked_div(bytes).unwrap_or(0);
@@ -190,9 +195,33 @@ impl PoolLayout {
         self.values_offset(class) + aligned(self.side_words(class, 1))
     }
 
+    /// Whether packed keys are under key scales, which lie in sink pages.
+    pub const fn key_scale(&self) -> bool {
+        self.key_scale
+    }
+
+    /// First word of the key scale of a sink page, f16 `[head_dim_k]`.
+    pub const fn scale_offset(&self) -> usize {
+        self.positions_offset(PageClass::Sink) + aligned(self.sinks)
+    }
+
+    /// Words of the key scale of a sink page; 0 without one.
+    pub const fn scale_words(&self) -> usize {
+        if self.key_scale { self.head_dims[0] / 2 } else { 0 }
+    }
+
+    /// Whether a head of so many rows, of which so many pages are packed, has a sink page.
+    pub const fn has_sink(&self, rows: u32, packed: usize) -> bool {
+        self.sinks > 0 && rows > 0 || self.key_scale && packed > 0
+    }
+
     /// Words of a page.
     pub const fn words(&self, class: PageClass) -> usize {
-        self.positions_offset(class) + aligned(self.rows(class))
+        let rows = self.positions_offset(class) + aligned(self.rows(class));
+        match class {
+            PageClass::Sink => rows + aligned(self.scale_words()),
+            PageClass::Packed | PageClass::Raw => rows,
+        }
     }
 
     /// Bytes of a page, padding counted.

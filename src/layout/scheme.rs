@@ -27,8 +27,9 @@ pub enum MeanDomain {
     Hadamard,
 }
 
-/// The choices that make a codec; each is independent of the others. Keys are taken as they come:
-/// after their rotary embedding, where the model has one.
+/// The choices that make a codec; each is independent of the others. Keys are taken as they come,
+/// after their rotary embedding where the model has one; a codec that knows the embedding
+/// ([`Codec::with_rope`](crate::nsnquant::Codec::with_rope)) takes it off again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Scheme {
@@ -51,26 +52,32 @@ pub struct Scheme {
 pub enum Profile {
     /// What the method's description gives: unit books, 16-bit scales and means used unrounded on
     /// the way to the codes, 1 or 2 bits.
-    #[default]
     Compat,
     /// Plain books with the gain folded into `s2`, 4-bit scales and means each quantised before the
-    /// next step uses it, the mean in the Hadamard domain; 1 to 4 bits.
+    /// next step uses it, the mean in the Hadamard domain; 1 to 4 bits. The default: it costs a model
+    /// less at equal bits.
+    #[default]
     Tuned,
+    /// As published (arXiv 2505.18231): unit books with the gain folded into `s2`, `s1` and the mean
+    /// in 4 bits, 1 or 2 bits. Meant for keys whose rotary embedding the codec knows.
+    Paper,
 }
 
 impl Profile {
     /// Every profile.
-    pub const ALL: [Self; 2] = [Self::Compat, Self::Tuned];
+    pub const ALL: [Self; 3] = [Self::Compat, Self::Tuned, Self::Paper];
 
     /// The name by which files and options know the profile.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Compat => "compat",
             Self::Tuned => "tuned",
+            Self::Paper => "paper",
         }
     }
 
-    /// The scheme of a profile at a rate. No page has rates above 2 bits in [`Self::Compat`].
+    /// The scheme of a profile at a rate. No page has rates above 2 bits in [`Self::Compat`] and
+    /// [`Self::Paper`].
     pub const fn scheme(self, bits: Bits) -> Scheme {
         match self {
             Self::Compat => Scheme {
@@ -90,6 +97,14 @@ impl Profile {
                     _ => Gain::Unbiased,
                 },
                 mean: MeanDomain::Hadamard,
+                signs: None,
+            },
+            Self::Paper => Scheme {
+                bits,
+                family: Family::Unit,
+                metadata: Metadata::Linear,
+                gain: Gain::Unbiased,
+                mean: MeanDomain::Plain,
                 signs: None,
             },
         }

@@ -6,8 +6,9 @@ use half::f16;
 
 use super::codebook::{Book, Codebook, square_sum};
 use super::hadamard::Hadamard;
+use super::rope::Rope;
 use crate::error::{Error, Result};
-use crate::layout::{Gain, MeanDomain, Metadata, PIECE, PageLayout, Scheme};
+use crate::layout::{Family, Gain, MeanDomain, Metadata, PIECE, PageLayout, Scheme, Vector};
 
 /// Smallest scale of a token: a row of zeros divides by it (arXiv 2505.18231, section 4.1).
 pub(crate) const MIN_SCALE: f32 = 1e-8;
@@ -22,6 +23,7 @@ pub struct Codec {
     codebook: Arc<Codebook>,
     book: Arc<Book>,
     hadamard: Hadamard,
+    rope: Option<Rope>,
 }
 
 impl Codec {
@@ -33,7 +35,48 @@ impl Codec {
         let scheme = layout.scheme();
         let hadamard = Hadamard::signed("head_dim", layout.head_dim(), scheme.signs)?;
         let book = codebook.book(scheme.family, scheme.bits)?.clone();
-        Ok(Self { layout, codebook, book, hadamard })
+        Ok(Self { layout, codebook, book, hadamard, rope: None })
+    }
+
+    /// This codec for keys after a rotary embedding, which it takes off: the mean of a chunk is that
+    /// of the keys turned back from their positions, and what is left of a key is taken from the mean
+    /// turned to its position. So rows need their positions, when they are packed and whenever a page
+    /// is read.
+    ///
+    /// # Errors
+    /// As [`Rope::check`].
+    pub fn with_rope(self, rope: Option<Rope>) -> Result<Self> {
+        if let Some(rope) = &rope {
+            rope.check(self.layout.head_dim())?;
+        }
+        Ok(Self { rope, ..self })
+    }
+
+    /// The rotary embedding that the codec takes off.
+    pub fn rope(&self) -> Option<&Rope> {
+        self.rope.as_ref()
+    }
+
+    /// Checks positions of `rows` rows; without an embedding there may be none.
+    ///
+    /// # Errors
+    /// [`Error::Length`].
+    pub(crate) fn check_positions(&self, positions: &[u32], rows: usize) -> Result<()> {
+        if positions.len() == rows || positions.is_empty() && self.rope.is_none() {
+            return Ok(());
+        }
+        Err(Error::Length { argument: "positions", got: positions.len(), expected: rows })
+    }
+
+    /// Largest factor by which the gain lengthens a token. Tokens that are close to normal need at
+    /// most 1.5 with plain books; one that the transform leaves in a single channel may ask for
+    /// sqrt(d) / 3, which would carry the rounding of its other channels along. Rows of unit books
+    /// are shorter by sqrt(8).
+    pub(crate) fn max_gain(&self) -> f32 {
+        match self.scheme().family {
+            Family::Plain => 4.0,
+            Family::Unit => 11.313_709,
+        }
     }
 
     /// The codec of a scheme for chunks of `chunk` tokens of `head_dim` channels.
@@ -109,19 +152,20 @@ impl Codec {
 
     /// The scale `s1` of token `token` of a page; 0 for a non-finite one.
     pub fn s1(&self, page: &[u32], token: usize) -> f32 {
-        let stored = self.layout.stored(page, self.layout.s1_offset(), token);
+        let stored = self.layout.stored(page, Vector::S1, token);
         match self.scheme().metadata {
             Metadata::Half => finite(crate::layout::decode_scale(stored)),
             Metadata::Four => self.layout.grid(page, 0).scale(stored),
+            Metadata::Linear => self.layout.grid(page, 0).linear_scale(stored),
         }
     }
 
     /// The scale `s2` of token `token` of a page, with the gain where that is folded in; 0 for a
     /// non-finite one.
     pub fn s2(&self, page: &[u32], token: usize) -> f32 {
-        let stored = self.layout.stored(page, self.layout.s2_offset(), token);
+        let stored = self.layout.stored(page, Vector::S2, token);
         match self.scheme().metadata {
-            Metadata::Half => finite(f16::from_bits(stored).to_f32()),
+            Metadata::Half | Metadata::Linear => finite(f16::from_bits(stored).to_f32()),
             Metadata::Four => self.layout.grid(page, 1).scale(stored),
         }
     }
@@ -129,10 +173,12 @@ impl Codec {
     /// The mean `o` of channel `channel` of a page, in the domain in which it is stored; 0 for a
     /// non-finite one.
     pub fn o(&self, page: &[u32], channel: usize) -> f32 {
-        let stored = self.layout.stored(page, self.layout.o_offset(), channel);
+        let stored = self.layout.stored(page, Vector::O, channel);
         match self.scheme().metadata {
             Metadata::Half => finite(f16::from_bits(stored).to_f32()),
-            Metadata::Four => self.layout.grid(page, 2).value(stored),
+            Metadata::Four | Metadata::Linear => {
+                self.layout.grid(page, self.layout.mean_grid(channel)).value(stored)
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::codec::Codec;
 use crate::error::Result;
-use crate::layout::PageLayout;
+use crate::layout::{PageLayout, Vector};
 
 /// The parts of a list of pages, plane by plane, page after page.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +19,8 @@ pub struct Codes {
     pub s2: Vec<u16>,
     /// Channel means `[pages, head_dim]`, f16 bits or 4-bit codes.
     pub o: Vec<u16>,
-    /// Grids of the 4-bit codes of `s1`, `s2` and `o`, `[pages, 3]`, as their words
-    /// ([`crate::layout::Grid`]); empty without.
+    /// Grids of the 4-bit codes, `[pages, grids]`, as their words ([`crate::layout::Grid`]); empty
+    /// without.
     pub grids: Vec<u32>,
 }
 
@@ -34,8 +34,8 @@ impl Codes {
         codec.page_count("pages", pages.len())?;
         let (tokens, dim) = (layout.chunk(), layout.head_dim());
         let parts = pages.chunks_exact(layout.words());
-        let stored = |plane: usize, len: usize| -> Vec<u16> {
-            let of = |page| (0..len).map(move |i| layout.stored(page, plane, i));
+        let stored = |vector: Vector, len: usize| -> Vec<u16> {
+            let of = |page| (0..len).map(move |i| layout.stored(page, vector, i));
             parts.clone().flat_map(of).collect()
         };
         let codes = tokens * layout.pieces();
@@ -46,9 +46,9 @@ impl Codes {
         Ok(Self {
             idx: idx.collect(),
             signs: layout.signs().then(|| signs.collect()),
-            s1: stored(layout.s1_offset(), tokens),
-            s2: stored(layout.s2_offset(), tokens),
-            o: stored(layout.o_offset(), dim),
+            s1: stored(Vector::S1, tokens),
+            s2: stored(Vector::S2, tokens),
+            o: stored(Vector::O, dim),
             grids: parts.flat_map(|page| page[layout.grid_offset()..].iter().copied()).collect(),
         })
     }
@@ -88,12 +88,12 @@ impl Codes {
             }
             for t in 0..layout.chunk() {
                 let at = p * layout.chunk() + t;
-                layout.set_stored(page, layout.s1_offset(), t, self.s1[at]);
-                layout.set_stored(page, layout.s2_offset(), t, self.s2[at]);
+                layout.set_stored(page, Vector::S1, t, self.s1[at]);
+                layout.set_stored(page, Vector::S2, t, self.s2[at]);
             }
             for c in 0..layout.head_dim() {
                 let o = self.o[p * layout.head_dim() + c];
-                layout.set_stored(page, layout.o_offset(), c, o);
+                layout.set_stored(page, Vector::O, c, o);
             }
             let own = &self.grids[p * grids..(p + 1) * grids];
             page[layout.grid_offset()..].copy_from_slice(own);

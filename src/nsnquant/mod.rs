@@ -16,16 +16,23 @@
 //! Whatever the chunk, no value that comes back is a NaN or an infinity, and a token is off by at most
 //! `s1 (1 + g) s2 sqrt(d)`, where `s2 sqrt(d)` is the length of what its chunk's mean leaves of it over
 //! `s1`, and g is how much longer its codes can get:
-//! 1 with [`Gain::TokenNorm`] and [`Gain::NormPreserving`]; with [`Gain::Unbiased`] the root of 2 in
-//! unit books and `4 sqrt(1/2 + m^2 / w)` in plain ones (2.8 to 3.1), m being the norm of the shortest
+//! 1 with [`Gain::TokenNorm`] and [`Gain::NormPreserving`]; with [`Gain::Unbiased`] 4 in unit books
+//! and `4 sqrt(1/2 + m^2 / w)` in plain ones (2.8 to 3.1), m being the norm of the shortest
 //! row and w its channels. To that comes the rounding of what is stored after it was used: of
 //! [`crate::layout::encode_scale`] and of f16 with [`Metadata::Half`](crate::layout::Metadata::Half).
 //! With [`Metadata::Four`](crate::layout::Metadata::Four) `s1` and `o` are those that are stored, g
 //! grows by half a step of the grid of `s2`, at most 2^0.42, and a token whose second scale is below
-//! 2^-10 of the chunk's largest gets codes of that length.
+//! 2^-10 of the chunk's largest gets codes of that length. With
+//! [`Metadata::Linear`](crate::layout::Metadata::Linear) `s1` and `o` are those that are stored, so that
+//! a token whose norm is below 1/32 of the chunk's largest has that `s1`, and `s2` is f16; a chunk whose
+//! norms are all below 2^-25 comes back as zeros.
+//!
+//! A codec that knows the keys' rotary embedding ([`Codec::with_rope`]) takes the mean of the keys
+//! turned back from their positions; all the above holds with that mean turned to each token's
+//! position.
 //!
 //! Tokens close to normal are far from that: their relative error is about 0.59 at 1 bit and 0.35 at 2
-//! in unit books, and 0.59, 0.32, 0.17 and 0.09 at 1 to 4 bits in plain ones with their gains.
+//! in unit books (0.7 and 0.37 with [`Gain::Unbiased`]), and 0.59, 0.32, 0.17 and 0.09 at 1 to 4 bits in plain ones with their gains.
 
 mod codebook;
 mod codec;
@@ -35,11 +42,14 @@ pub mod gpu;
 mod hadamard;
 mod key_scale;
 mod params;
+mod rope;
 
 pub use codebook::{Book, Codebook};
 pub use codec::{Codec, assigned_avg_bits};
 pub use codes::Codes;
+pub use cpu::key_scale;
 pub use hadamard::Hadamard;
-pub use key_scale::{KeyScales, key_scale};
+pub use key_scale::{KEY_SCALE_CHUNKS, KeyScales, check_factors};
+pub use rope::{Pairing, Rope};
 
 pub use crate::layout::{Gain, MeanDomain, Profile, Scheme};

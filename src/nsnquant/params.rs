@@ -16,6 +16,7 @@ params! {
         o_offset: u32,
         grid_offset: u32,
         scale: f32,
+        last_scale: u32,
     }
 }
 
@@ -34,5 +35,30 @@ params! {
         grid_offset: u32,
         scale: f32,
         norm: f32,
+        last_scale: u32,
+    }
+}
+
+params! {
+    /// Parameters of `wgsl/nsnquant/squares.wgsl`.
+    pub(super) struct SquaresParams {
+        first: u32,
+        count: u32,
+        head_dim: u32,
+        dtype: u32,
+        row_words: u32,
+        words: u32,
+        rows: u32,
+    }
+}
+
+params! {
+    /// Parameters of `wgsl/nsnquant/key_scale.wgsl`.
+    pub(super) struct KeyScaleParams {
+        first: u32,
+        count: u32,
+        head_dim: u32,
+        rows: u32,
+        words: u32,
     }
 }

@@ -8,16 +8,17 @@ use wgkv::gpu::Slice;
 use wgkv::judge::attention::{Rows, Rules};
 use wgkv::judge::{self, widen};
 use wgkv::layout::{Bits, PageLayout, Scheme};
+use wgkv::nsnquant::cpu::encode_at;
 use wgkv::nsnquant::gpu::DeviceCodec;
-use wgkv::nsnquant::{Codebook, Codec};
+use wgkv::nsnquant::{Codebook, Codec, KeyScales, Rope};
 use wgkv::shape::{Dtype, Elements};
 
 use crate::support;
 
 #[path = "../support/rules.rs"]
-mod judge_rules;
+pub mod judge_rules;
 
-use judge_rules::rules;
+pub use judge_rules::rules;
 
 /// A path through the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +168,7 @@ pub struct Case {
     pub key_pages: Vec<u32>,
     pub value_pages: Vec<u32>,
     pub page_positions: Vec<u32>,
+    pub key_scales: Option<Vec<f16>>,
     pub config: AttendConfig,
 }
 
@@ -229,6 +231,7 @@ impl Case {
             key_pages,
             value_pages,
             page_positions,
+            key_scales: None,
             config: AttendConfig::default(),
             shape,
         }
@@ -244,6 +247,7 @@ impl Case {
             raw_values: self.values.elements(),
             raw_positions: &self.positions,
             packed: (!self.shape.pages.is_empty()).then_some(PackedView {
+                key_scales: self.key_scales.as_deref(),
                 keys: &self.key_codec,
                 values: &self.value_codec,
                 page_offsets: &self.page_offsets,
@@ -286,6 +290,7 @@ impl Case {
         let page_offsets = words(&self.page_offsets);
         let (key_pages, value_pages) = (words(&self.key_pages), words(&self.value_pages));
         let page_positions = words(&self.page_positions);
+        let key_scales = self.key_scales.as_ref().map(|v| upload(bytemuck::cast_slice(v)));
         let causal = self.config.causal.is_some();
         let view = DeviceCacheView {
             kv_rows: self.shape.rows(),
@@ -299,13 +304,15 @@ impl Case {
             raw_values: Slice::all(&raw_values),
             raw_positions: causal.then_some(Slice::all(&positions)),
             packed: (!self.shape.pages.is_empty()).then_some(DevicePackedView {
+                key_scales: key_scales.as_ref().map(Slice::all),
                 keys: &key_codec,
                 values: &value_codec,
                 pages: self.page_positions.len() / self.shape.chunk,
                 page_offsets: Slice::all(&page_offsets),
                 key_pages: Slice::all(&key_pages),
                 value_pages: Slice::all(&value_pages),
-                page_positions: causal.then_some(Slice::all(&page_positions)),
+                page_positions: (causal || self.key_codec.rope().is_some())
+                    .then_some(Slice::all(&page_positions)),
             }),
         };
         let queries = DeviceQueries {
@@ -340,18 +347,43 @@ impl Case {
         }
     }
 
+    /// Gives every row a key scale of factors from 1/2 to 2; to be called before [`Case::repack`].
+    pub fn scale(&mut self, seed: u64) {
+        let mut random = Random(seed);
+        let count = self.shape.rows() * self.shape.dim_k;
+        let factors = (0..count).map(|_| f16::from_f32((2.0 * random.uniform() - 1.0).exp2()));
+        self.key_scales = Some(factors.collect());
+    }
+
     /// Packs other rows in the place of the packed ones, by these schemes.
     pub fn repack(&mut self, schemes: [Scheme; 2], kinds: [Kind; 2], seed: u64) {
+        self.repack_turned(schemes, kinds, seed, None);
+    }
+
+    /// As [`Self::repack`], with keys that have a rotary embedding.
+    pub fn repack_turned(
+        &mut self,
+        schemes: [Scheme; 2],
+        kinds: [Kind; 2],
+        seed: u64,
+        rope: Option<Rope>,
+    ) {
         let mut random = Random(seed);
         let (shape, book) = (&self.shape, Codebook::builtin());
         let pages = shape.pages.iter().sum::<usize>();
         let starts: Vec<u32> = (0..pages).map(|p| (p * shape.chunk) as u32).collect();
+        let row_of = |row: usize| std::iter::repeat_n(row as u32, shape.pages[row]);
+        let of_page: Vec<u32> = (0..shape.pages.len()).flat_map(row_of).collect();
         let mut pack = |side: usize, dim| {
             let codec = Codec::with("data", dim, schemes[side], shape.chunk, book.clone());
-            let codec = codec.expect("a codec");
+            let rope = rope.clone().filter(|_| side == 0);
+            let codec = codec.and_then(|codec| codec.with_rope(rope)).expect("a codec");
             let values = random.values(kinds[side], pages * shape.chunk, dim);
             let data = Data::new(shape.dtype, &values);
-            let pages = wgkv::nsnquant::cpu::encode(&codec, data.elements(), &starts);
+            let scales = self.key_scales.as_ref().filter(|_| side == 0);
+            let scales = scales.map(|values| KeyScales { values, of_page: &of_page });
+            let (data, at) = (data.elements(), &self.page_positions);
+            let pages = encode_at(&codec, data, at, &starts, scales.as_ref());
             (codec, pages.expect("pages"))
         };
         let (keys, values) = (pack(0, shape.dim_k), pack(1, shape.dim_v));
@@ -367,21 +399,26 @@ impl Case {
         for row in 0..self.shape.rows() {
             let raw = self.raw_offsets[row] as usize..self.raw_offsets[row + 1] as usize;
             let pages = self.page_offsets[row] as usize..self.page_offsets[row + 1] as usize;
-            let all = |flat: &[f64], codec: &Codec, words: &[u32]| {
+            let scale = self.key_scales.as_ref().map(|scales| -> Vec<f64> {
+                let dim = self.shape.dim_k;
+                scales[row * dim..(row + 1) * dim].iter().map(|v| v.to_f64()).collect()
+            });
+            let all = |flat: &[f64], codec: &Codec, words: &[u32], scale: Option<&[f64]>| {
                 let layout = codec.layout();
                 let dim = layout.head_dim();
                 let book: Vec<f64> = codec.book().values().iter().map(|v| f64::from(*v)).collect();
                 let rules = rules(codec);
                 let mut out = flat[raw.start * dim..raw.end * dim].to_vec();
                 for page in pages.clone() {
+                    let at = &self.page_positions[page * chunk..(page + 1) * chunk];
                     let page = &words[page * layout.words()..(page + 1) * layout.words()];
                     let parts = judge::codec::unpack(&rules, page);
-                    out.extend(judge::codec::decode(&rules, &parts, &book, None));
+                    out.extend(judge::codec::decode(&rules, &parts, &book, scale, at));
                 }
                 out
             };
-            rows.keys.push(all(&keys, &self.key_codec, &self.key_pages));
-            rows.values.push(all(&values, &self.value_codec, &self.value_pages));
+            rows.keys.push(all(&keys, &self.key_codec, &self.key_pages, scale.as_deref()));
+            rows.values.push(all(&values, &self.value_codec, &self.value_pages, None));
             let mut positions = self.positions[raw].to_vec();
             positions.extend(&self.page_positions[pages.start * chunk..pages.end * chunk]);
             rows.positions.push(positions);

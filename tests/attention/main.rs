@@ -4,6 +4,7 @@
 mod support;
 
 mod common;
+mod fused;
 mod merge;
 mod packed;
 mod paged;

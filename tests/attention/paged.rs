@@ -6,23 +6,27 @@ use wgkv::attention::gpu::{self, DevicePagedView, DeviceQueries, DeviceTables};
 use wgkv::attention::{Causal, PagedAttend, Queries, cpu};
 use wgkv::gpu::{Context, Recorder, Slice};
 use wgkv::judge::attention::{Rows, Rules};
-use wgkv::judge::{from_bf16, from_f16, nsnquant, widen};
-use wgkv::layout::Bits;
+use wgkv::judge::{codec as judge, from_bf16, from_f16, widen};
 use wgkv::layout::pool::{PageClass, PageId, PoolLayout};
 use wgkv::layout::tables::Tables;
-use wgkv::nsnquant::gpu::DeviceCodebook;
-use wgkv::nsnquant::{Codebook, Codec};
+use wgkv::layout::{Bits, Profile, Scheme};
+use wgkv::nsnquant::cpu::encode_at;
+use wgkv::nsnquant::gpu::{DeviceCodebook, DeviceCodec};
+use wgkv::nsnquant::{Codebook, Codec, KeyScales, Rope};
 use wgkv::shape::{Dtype, Elements};
 use wgkv::wgpu;
 
-use crate::common::{Data, Kind, Path, Random, Ruled, codec};
+use crate::common::{Data, Kind, Path, Random, Ruled, rules};
 use crate::support;
 
 /// What all members of a batch share.
 #[derive(Clone, Debug)]
 pub struct Shape {
     pub dims: [usize; 2],
+    /// Rates of the profile compat.
     pub bits: Option<(u32, u32)>,
+    /// Or any schemes.
+    pub schemes: Option<[Scheme; 2]>,
     pub chunk: usize,
     pub sinks: usize,
     pub raw: Dtype,
@@ -32,6 +36,10 @@ pub struct Shape {
     pub tokens: usize,
     pub query_dtype: Dtype,
     pub kinds: [Kind; 3],
+    /// Whether keys are packed under key scales.
+    pub scaled: bool,
+    /// The rotary embedding of the keys, which packed pages take off.
+    pub rope: Option<Rope>,
 }
 
 impl Shape {
@@ -39,6 +47,7 @@ impl Shape {
         Self {
             dims: [dim; 2],
             bits: Some((2, 2)),
+            schemes: None,
             chunk: 64,
             sinks: 4,
             raw: Dtype::F16,
@@ -47,14 +56,22 @@ impl Shape {
             tokens: 1,
             query_dtype: Dtype::F32,
             kinds: [Kind::Normal, Kind::Offset, Kind::Normal],
+            scaled: false,
+            rope: None,
         }
+    }
+
+    /// How keys and values are packed, if they are.
+    fn packed(&self) -> Option<[Scheme; 2]> {
+        let scheme = |bits| Profile::Compat.scheme(Bits::new("bits", bits).expect("1 or 2 bits"));
+        self.schemes.or(self.bits.map(|(keys, values)| [scheme(keys), scheme(values)]))
     }
 
     pub fn layout(&self) -> PoolLayout {
         let [dim_k, dim_v] = self.dims;
-        let bits = |bits| Bits::new("bits", bits).expect("1 or 2 bits");
-        let rates = self.bits.map(|(keys, values)| (bits(keys), bits(values)));
-        let layout = |bytes| PoolLayout::new(dim_k, dim_v, rates, self.chunk, self.sinks, bytes);
+        let schemes = self.packed();
+        let (chunk, sinks) = (self.chunk, self.sinks);
+        let layout = |bytes| PoolLayout::with(dim_k, dim_v, schemes, false, chunk, sinks, bytes);
         let roomy = layout(1 << 30).expect("a layout");
         let largest = PageClass::ALL.map(|class| roomy.bytes(class)).into_iter().max();
         let raw = roomy.bytes(PageClass::Raw) * self.slab_pages as u64;
@@ -81,6 +98,7 @@ struct Rowful {
     keys: Vec<f64>,
     values: Vec<f64>,
     positions: Vec<u32>,
+    scale: Vec<f16>,
 }
 
 pub struct Batch {
@@ -91,6 +109,7 @@ pub struct Batch {
     pub slabs: [Vec<Option<Vec<u32>>>; 3],
     pub rows: Rows,
     pub queries: Data,
+    pub key_scales: Option<Vec<f16>>,
 }
 
 fn halves(raw: Dtype, values: &[f32]) -> (Vec<u32>, Vec<f64>) {
@@ -104,13 +123,11 @@ fn halves(raw: Dtype, values: &[f32]) -> (Vec<u32>, Vec<f64>) {
     (words.collect(), reals)
 }
 
-fn decoded(codec: &Codec, page: &[u32]) -> Vec<f64> {
-    let layout = codec.layout();
-    let (dim, bits) = (layout.head_dim(), layout.bits());
-    let book = codec.codebook().rows(bits).iter().map(|v| f64::from(*v));
-    let book: Vec<f64> = book.collect();
-    let parts = nsnquant::unpack(page, dim, bits.get() as u32, layout.chunk());
-    nsnquant::decode(&parts, dim, &book)
+fn decoded(codec: &Codec, page: &[u32], scale: Option<&[f16]>, positions: &[u32]) -> Vec<f64> {
+    let book: Vec<f64> = codec.book().values().iter().map(|v| f64::from(*v)).collect();
+    let rules = rules(codec);
+    let scale: Option<Vec<f64>> = scale.map(|scale| scale.iter().map(|v| v.to_f64()).collect());
+    judge::decode(&rules, &judge::unpack(&rules, page), &book, scale.as_deref(), positions)
 }
 
 impl Rowful {
@@ -132,19 +149,27 @@ impl Rowful {
         }
         old.sort_unstable();
         content.positions = old.into_iter().chain(next - newest as u32..next).collect();
+        if shape.scaled {
+            let factor = |_| f16::from_f32((2.0 * random.uniform() - 1.0).exp2());
+            content.scale = (0..shape.dims[0]).map(factor).collect();
+        }
         let mut done = 0;
         let mut page = |class: PageClass, rows: usize, content: &mut Self| {
             let mut words = vec![0; layout.words(class)];
             let at = [0, layout.values_offset(class)];
             let kinds = [shape.kinds[1], shape.kinds[2]];
+            let positions = &content.positions[done..done + rows];
             for side in 0..2 {
                 let dim = shape.dims[side];
                 let values = random.values(kinds[side], rows, dim);
                 let (part, reals) = if class == PageClass::Packed {
                     let codec = &codecs.expect("codecs")[side];
                     let data = Elements::F32(&values);
-                    let part = wgkv::nsnquant::cpu::encode(codec, data, &[0]).expect("a page");
-                    let reals = decoded(codec, &part);
+                    let scale = (shape.scaled && side == 0).then_some(content.scale.as_slice());
+                    let scales = scale.map(|values| KeyScales { values, of_page: &[0] });
+                    let part = encode_at(codec, data, positions, &[0], scales.as_ref());
+                    let part = part.expect("a page");
+                    let reals = decoded(codec, &part, scale, positions);
                     (part, reals)
                 } else {
                     halves(shape.raw, &values)
@@ -176,8 +201,13 @@ impl Batch {
     pub fn new(shape: &Shape, members: &[Member], placing: u64) -> Self {
         let layout = shape.layout();
         let [dim_k, dim_v] = shape.dims;
-        let codecs = shape.bits.map(|(keys, values)| {
-            [codec(dim_k, keys, shape.chunk), codec(dim_v, values, shape.chunk)]
+        let codecs = shape.packed().map(|[keys, values]| {
+            let rope = shape.rope.clone();
+            [(dim_k, keys, rope), (dim_v, values, None)].map(|(dim, scheme, rope)| {
+                let book = Codebook::builtin();
+                let codec = Codec::with("data", dim, scheme, shape.chunk, book);
+                codec.and_then(|codec| codec.with_rope(rope)).expect("a codec")
+            })
         });
         let mut tables = Tables { chunk: shape.chunk as u32, ..Tables::default() };
         tables.packed_offsets.push(0);
@@ -226,6 +256,8 @@ impl Batch {
             page
         };
         let mut rows = Rows::default();
+        let scale = |row: &Rowful| row.scale.clone();
+        let key_scales = shape.scaled.then(|| content.iter().flat_map(scale).collect());
         for row in content {
             let [sinks, packed, tail] = &row.pages;
             let sink = sinks.iter().map(|words| take(PageClass::Sink, words)).next();
@@ -241,7 +273,7 @@ impl Batch {
             rows.positions.push(row.positions);
         }
         let queries = Data::new(shape.query_dtype, &queries);
-        Self { shape: shape.clone(), layout, codecs, tables, slabs, rows, queries }
+        Self { shape: shape.clone(), layout, codecs, tables, slabs, rows, queries, key_scales }
     }
 
     pub fn heads(&self) -> usize {
@@ -251,6 +283,7 @@ impl Batch {
     pub fn view(&self) -> PagedView<'_> {
         let [sinks, packed, tail] = &self.slabs;
         PagedView {
+            key_scales: self.key_scales.as_deref(),
             layout: &self.layout,
             raw: self.shape.raw,
             codecs: self.codecs.as_ref().map(|[keys, values]| [keys, values]),
@@ -304,10 +337,15 @@ impl Batch {
         let [sinks, packed, tail] = &slabs;
         let tables = change(DeviceTables::new(context, &self.layout, &self.tables)?)?;
         let codebook = DeviceCodebook::new(context, &Codebook::builtin())?;
+        let device = |[keys, _]: &[Codec; 2]| DeviceCodec::new(context, keys.clone());
+        let keys = self.codecs.as_ref().map(device).transpose()?;
+        let key_scales = self.key_scales.as_ref().map(|v| upload(bytemuck::cast_slice(v)));
         let view = DevicePagedView {
+            key_scales: key_scales.as_ref().map(Slice::all),
             layout: &self.layout,
             raw: self.shape.raw,
             codebook: self.codecs.is_some().then_some(&codebook),
+            keys: keys.as_ref(),
             tables: &tables,
             slabs: [sinks, packed, tail],
         };

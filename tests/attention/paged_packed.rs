@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use wgkv::attention::cpu::Attended;
 use wgkv::attention::{Causal, PagedAttend};
 use wgkv::gpu::{Context, ContextDescriptor};
+use wgkv::nsnquant::{Pairing, Rope};
 use wgkv::shape::Dtype;
 use wgkv::wgpu;
 
@@ -11,6 +12,7 @@ use crate::common::{Kind, PATHS, Path};
 use crate::packed::SLACK;
 use crate::paged::{Batch, Head, Member, Shape};
 use crate::paged_raw::alone_and_together;
+use crate::schemes::SCALED_SLACK;
 use crate::support;
 
 fn members(
@@ -44,10 +46,20 @@ fn shape(dims: &'static [usize]) -> impl Strategy<Value = Shape> {
     let chunk = proptest::sample::select(vec![2usize, 5, 16, 33, 64, 128]);
     let raw = prop_oneof![Just(Dtype::F16), Just(Dtype::Bf16)];
     let numbers = (0..6usize, 1..20usize, 1..6usize, 1..4usize);
-    ((dim(), dim()), bits, chunk, raw, numbers, [kind(), kind(), kind()]).prop_map(
-        |((dim_k, dim_v), bits, chunk, raw, (sinks, slab_pages, group, tokens), kinds)| Shape {
+    let pairing = proptest::option::of(proptest::sample::select(Pairing::ALL.to_vec()));
+    let kinds = ([kind(), kind(), kind()], any::<bool>(), pairing);
+    ((dim(), dim()), bits, chunk, raw, numbers, kinds).prop_map(
+        |(
+            (dim_k, dim_v),
+            bits,
+            chunk,
+            raw,
+            (sinks, slab_pages, group, tokens),
+            (kinds, scaled, pairing),
+        )| Shape {
             dims: [dim_k, dim_v],
             bits,
+            schemes: None,
             chunk,
             sinks,
             raw,
@@ -56,6 +68,8 @@ fn shape(dims: &'static [usize]) -> impl Strategy<Value = Shape> {
             tokens,
             query_dtype: raw,
             kinds,
+            scaled,
+            rope: pairing.and_then(|pairing| Rope::with_theta(pairing, 1e4, dim_k / 2).ok()),
         },
     )
 }
@@ -84,7 +98,8 @@ proptest! {
         let window = window.filter(|_| !all);
         let causal = if all { Causal::All } else { Causal::Newest };
         let config = PagedAttend { scale: None, causal, soft_cap, window };
-        batch.judge_on(Path::Cpu, &config, SLACK);
+        let slack = if shape.scaled { SCALED_SLACK } else { SLACK };
+        batch.judge_on(Path::Cpu, &config, slack);
     }
 }
 
@@ -99,7 +114,8 @@ proptest! {
         let window = window.filter(|_| !all);
         let causal = if all { Causal::All } else { Causal::Newest };
         let config = PagedAttend { scale: None, causal, soft_cap, window };
-        batch.judge_on(Path::Gpu, &config, SLACK);
+        let slack = if shape.scaled { SCALED_SLACK } else { SLACK };
+        batch.judge_on(Path::Gpu, &config, slack);
     }
 }
 

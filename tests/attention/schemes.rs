@@ -2,11 +2,16 @@
 
 use proptest::prelude::*;
 use wgkv::layout::{Bits, Gain, MeanDomain, Metadata, Profile, Scheme};
+use wgkv::nsnquant::{Pairing, Rope};
 use wgkv::shape::Dtype;
 
 use crate::common::{Case, Kind, Shape};
 use crate::packed::{SLACK, shapes};
 use crate::support::schemes::any_scheme;
+
+/// Under key scales from 1/2 to 2 the products that add up to a logit are up to 4 times as large as
+/// those of the query and the key.
+pub const SCALED_SLACK: f64 = 4.0 * SLACK;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
@@ -16,11 +21,20 @@ proptest! {
         (shape, kinds, seed) in shapes(&[16, 64, 80, 112, 128], 60, 3),
         schemes in [any_scheme(), any_scheme()],
         causal in proptest::option::of(0..200u32),
+        scaled in any::<bool>(),
+        turned in proptest::option::of((prop::sample::select(Pairing::ALL.to_vec()), 1..=8usize)),
     ) {
         let mut case = Case::new(shape, kinds, seed);
         case.config.causal = causal;
-        case.repack(schemes, [kinds[1], kinds[2]], seed);
-        case.judge(&case.cpu(), SLACK);
+        if scaled && !case.shape.pages.is_empty() {
+            case.scale(seed);
+        }
+        // All channels turn, or the first ones.
+        let rope = turned.map(|(pairing, eighths)| {
+            Rope::with_theta(pairing, 1e4, case.shape.dim_k / 8 * eighths).expect("an embedding")
+        });
+        case.repack_turned(schemes, [kinds[1], kinds[2]], seed, rope);
+        case.judge(&case.cpu(), if scaled { SCALED_SLACK } else { SLACK });
     }
 }
 
@@ -37,7 +51,10 @@ fn pairs() -> Vec<[Scheme; 2]> {
     unit.mean = MeanDomain::Hadamard;
     let mut signed = tuned(3);
     signed.signs = Some(1);
+    let paper = |bits: usize| Profile::Paper.scheme(Bits::ALL[bits - 1]);
     vec![
+        [paper(2), paper(1)],
+        [tuned(2), paper(2)],
         [tuned(1), tuned(1)],
         [tuned(2), tuned(2)],
         [tuned(3), tuned(2)],
@@ -70,10 +87,53 @@ fn both_paths_attend_to_every_scheme() {
             };
             let seed = number as u64;
             let mut case = Case::new(shape, [Kind::Normal, Kind::Offset, Kind::Offset], seed);
-            case.repack(pair, [Kind::Offset; 2], seed);
             case.config.causal = (number % 2 == 0).then_some(90);
-            println!("{pair:?} {dim_k} {dim_v} {chunk}");
-            case.judge_paths(SLACK);
+            for slack in [SLACK, SCALED_SLACK] {
+                if slack > SLACK {
+                    case.scale(seed);
+                }
+                case.repack(pair, [Kind::Offset; 2], seed);
+                println!("{pair:?} {dim_k} {dim_v} {chunk}");
+                case.judge_paths(slack);
+            }
         }
+    }
+}
+
+/// Keys whose embedding the codec takes off, near the start and far from it, in few channels and in
+/// all, in head dimensions that do and do not fit the workgroup's memory at once.
+#[test]
+fn both_paths_turn_the_mean_to_each_position() {
+    let (paper, tuned) = (Profile::Paper.scheme(Bits::Two), Profile::Tuned.scheme(Bits::Three));
+    let mut signed = tuned;
+    signed.signs = Some(5);
+    let cases = [
+        (paper, 128, 64, Pairing::Halves, 128, 0),
+        (paper, 80, 13, Pairing::Interleaved, 80, (1 << 24) - 3000),
+        (tuned, 64, 64, Pairing::Interleaved, 32, 100_000),
+        (tuned, 512, 16, Pairing::Halves, 512, 0),
+        (signed, 112, 33, Pairing::Halves, 56, 70_000),
+    ];
+    for (scheme, dim, chunk, pairing, channels, base) in cases {
+        let shape = Shape {
+            batch: 1,
+            kv_heads: 2,
+            group: 3,
+            tokens: 2,
+            dim_k: dim,
+            dim_v: 64,
+            raw: vec![9, 0],
+            pages: vec![3, 2],
+            chunk,
+            bits: (2, 2),
+            dtype: Dtype::F16,
+        };
+        let mut case = Case::new(shape, [Kind::Normal, Kind::Offset, Kind::Offset], 3);
+        case.positions.iter_mut().chain(&mut case.page_positions).for_each(|at| *at += base);
+        let rope = Rope::with_theta(pairing, 5e5, channels).expect("an embedding");
+        case.repack_turned([scheme, tuned], [Kind::Offset; 2], 3, Some(rope));
+        case.config.causal = (base % 3 == 0).then_some(base + 90);
+        println!("{scheme:?} {dim} {chunk} {pairing:?}");
+        case.judge_paths(SLACK);
     }
 }

@@ -18,17 +18,22 @@ fn compare(class: PageClass, raw: Dtype, dtype: Dtype, wanted: [bool; 3]) {
     let cap = layout.rows(class) as u32;
     let mut list: Vec<FetchRows> = (0..)
         .zip(pages.iter().rev())
-        .map(|(index, &from)| FetchRows { from, to: cap * index, rows: numbers.below(cap + 1) })
+        .map(|(index, &from)| FetchRows {
+            from,
+            to: cap * index,
+            rows: numbers.below(cap + 1),
+            scale: 0,
+        })
         .collect();
     let end = cap * pages.len() as u32;
     let rows = (end + 300) as usize;
     for from in both.missing(&layout) {
-        list.push(FetchRows { from, to: 0, rows: 3 });
+        list.push(FetchRows { from, to: 0, rows: 3, scale: 0 });
     }
-    list.push(FetchRows { from: pages[0], to: rows as u32 - 2, rows: cap });
+    list.push(FetchRows { from: pages[0], to: rows as u32 - 2, rows: cap, scale: 0 });
     let rest = [
-        FetchRows { from: PageId::NONE, to: end, rows: FILL_ROWS },
-        FetchRows { from: PageId::NONE, to: end + FILL_ROWS, rows: 10 },
+        FetchRows { from: PageId::NONE, to: end, rows: FILL_ROWS, scale: 0 },
+        FetchRows { from: PageId::NONE, to: end + FILL_ROWS, rows: 10, scale: 0 },
     ];
     let size = |side: usize| rows * layout.head_dims()[side] * dtype.bytes() / 4;
     let mut host = [words(size(0), 1), words(size(1), 2), words(rows, 3)];

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use wgkv::Error;
-use wgkv::cache::pool::{Pool, PoolConfig, Snapshot};
+use wgkv::cache::cpu;
+use wgkv::cache::pool::{Operation, Part, Pool, PoolConfig, Snapshot};
 use wgkv::files::{Header, Saved};
 use wgkv::layout::pool::{PageClass, PoolLayout};
 use wgkv::layout::{Bits, Profile};
-use wgkv::nsnquant::Codebook;
-use wgkv::shape::Dtype;
+use wgkv::nsnquant::{Codebook, Rope};
+use wgkv::shape::{Dtype, Elements};
 
 use crate::pool::World;
 use crate::pool_snapshot::world;
@@ -148,7 +149,10 @@ fn no_sequences_make_a_file_too() {
 #[test]
 fn other_shapes_of_pools() {
     let base = PoolConfig { chunk: 8, recent: 3, ..crate::pool_trials::config() };
+    let rope = |theta| Rope::theta(theta, 64).ok();
     let shapes = [
+        PoolConfig { rope: rope(1e4), ..base.clone() },
+        PoolConfig { rope: rope(2e4), profile: Profile::Paper, ..base.clone() },
         PoolConfig { bits: None, sinks: 0, ..base.clone() },
         PoolConfig { bits: None, sinks: 5, raw: Dtype::Bf16, ..base.clone() },
         PoolConfig { bits: Some((Bits::One, Bits::Two)), sinks: 3, ..base.clone() },
@@ -236,7 +240,7 @@ fn a_bit_flipped_anywhere_is_found() {
     // Behind the header nothing but the checksum tells.
     spoiled[8 + length + 100] ^= 1;
     let fault = fault(&spoiled, world.pool.config());
-    assert!(fault.starts_with("is damaged: its checksum is "), "{fault}");
+    assert!(fault.starts_with("the file is damaged: its checksum is "), "{fault}");
 }
 
 #[test]
@@ -262,10 +266,10 @@ fn each_line_of_the_metadata_is_looked_at() {
     let more = sealed(&bytes, |header, _| header["__metadata__"]["more"] = "1".into());
     assert_eq!(
         fault(&more, config),
-        "has the metadata more, unknown to version 1 of wgkv-sequences"
+        "the file has the metadata more, unknown to version 1 of wgkv-sequences"
     );
     let two = sealed(&bytes, |header, _| header["__metadata__"]["version"] = "2".into());
-    assert_eq!(fault(&two, config), "is of version 2 of wgkv-sequences, only 1 is read");
+    assert_eq!(fault(&two, config), "the file is of version 2 of wgkv-sequences, only 1 is read");
 }
 
 #[test]
@@ -303,22 +307,39 @@ fn pools_of_another_shape_are_named() {
     let bytes = saved(&world).to_bytes();
     let base = world.pool.config();
     let others = [
-        (PoolConfig { layers: 3, ..base.clone() }, "has layers 2, the pool has 3"),
-        (PoolConfig { heads: 4, ..base.clone() }, "has heads 2, the pool has 4"),
-        (PoolConfig { head_dim_k: 128, ..base.clone() }, "has head_dim_k 64, the pool has 128"),
-        (PoolConfig { head_dim_v: 32, ..base.clone() }, "has head_dim_v 64, the pool has 32"),
-        (PoolConfig { bits: None, ..base.clone() }, "has k_bits 2, the pool has none"),
+        (PoolConfig { layers: 3, ..base.clone() }, "the file has layers 2, the pool has 3"),
+        (PoolConfig { heads: 4, ..base.clone() }, "the file has heads 2, the pool has 4"),
+        (
+            PoolConfig { head_dim_k: 128, ..base.clone() },
+            "the file has head_dim_k 64, the pool has 128",
+        ),
+        (
+            PoolConfig { head_dim_v: 32, ..base.clone() },
+            "the file has head_dim_v 64, the pool has 32",
+        ),
+        (PoolConfig { bits: None, ..base.clone() }, "the file has k_bits 2, the pool has none"),
         (
             PoolConfig { bits: Some((Bits::Two, Bits::One)), ..base.clone() },
-            "has v_bits 2, the pool has 1",
+            "the file has v_bits 2, the pool has 1",
         ),
         (
             PoolConfig { profile: Profile::Tuned, ..base.clone() },
-            "has profile compat, the pool has tuned",
+            "the file has profile compat, the pool has tuned",
         ),
-        (PoolConfig { chunk: 16, ..base.clone() }, "has chunk 8, the pool has 16"),
-        (PoolConfig { sinks: 1, ..base.clone() }, "has sinks 2, the pool has 1"),
-        (PoolConfig { raw: Dtype::Bf16, ..base.clone() }, "has raw f16, the pool has bf16"),
+        (PoolConfig { chunk: 16, ..base.clone() }, "the file has chunk 8, the pool has 16"),
+        (PoolConfig { sinks: 1, ..base.clone() }, "the file has sinks 2, the pool has 1"),
+        (
+            PoolConfig { raw: Dtype::Bf16, ..base.clone() },
+            "the file has raw f16, the pool has bf16",
+        ),
+        (
+            PoolConfig { rope: Rope::theta(1e4, 64).ok(), ..base.clone() },
+            "the file has keys of another rotary embedding than the pool",
+        ),
+        (
+            PoolConfig { key_scale: true, ..base.clone() },
+            "the file has no key_scale, the pool has one",
+        ),
     ];
     for (config, expected) in others {
         assert_eq!(fault(&bytes, &config), expected);
@@ -331,7 +352,7 @@ fn pools_of_another_shape_are_named() {
     };
     let other = Codebook::new(builtin.rows(Bits::One), &turned(Bits::Two)).unwrap();
     let refused = Saved::read(&bytes, base, &other).unwrap_err().to_string();
-    assert!(refused.starts_with("has codebook "), "{refused}");
+    assert!(refused.starts_with("the file has codebook "), "{refused}");
     // At 2 bits the book of 1 bit has no part in it.
     let other = Codebook::new(&turned(Bits::One), builtin.rows(Bits::Two)).unwrap();
     assert_eq!(Saved::read(&bytes, base, &other).unwrap(), saved(&world));
@@ -340,17 +361,68 @@ fn pools_of_another_shape_are_named() {
     assert_eq!(read(&bytes, &free).unwrap(), saved(&world));
 }
 
+/// A cache of one head under key scales whose sequences are a fork and another of the same rows.
+fn scaled(sinks: usize) -> (PoolConfig, Vec<u8>) {
+    let base = crate::pool_trials::config();
+    let config = PoolConfig { key_scale: true, layers: 1, heads: 1, chunk: 8, sinks, ..base };
+    let mut cache = cpu::PagedCache::new(config.clone(), Codebook::builtin()).unwrap();
+    let main = cache.begin();
+    let rows: Vec<f32> = (0..40 * 64).map(|i| (i as f32 * 0.37).sin()).collect();
+    let add = |cache: &mut cpu::PagedCache, sequence| {
+        let parts = [Part { sequence, tokens: 40 }];
+        let step = cache.step(&Operation::Append { parts: &parts, flush: true }).unwrap();
+        let [keys, values] = [Elements::F32(&rows); 2];
+        cache.apply(&step, 0, Some(cpu::IncomingRows { keys, values })).unwrap();
+    };
+    add(&mut cache, main);
+    let fork = cache.fork(main).unwrap();
+    let other = cache.begin();
+    add(&mut cache, other);
+    (config, cache.save(&[main, fork, other]).unwrap().to_bytes())
+}
+
+#[test]
+fn key_scales_are_carried_and_looked_at() {
+    for sinks in [0, 3] {
+        let (config, bytes) = scaled(sinks);
+        let layout = config.layout().unwrap();
+        let saved = read(&bytes, &config).unwrap();
+        assert_eq!(saved.to_bytes(), bytes);
+        assert_eq!(saved.snapshot().pages[0][0], 2, "forks share their scale");
+        let mut again = cpu::PagedCache::new(config.clone(), Codebook::builtin()).unwrap();
+        let ids = again.load(&bytes).unwrap();
+        assert_eq!(again.save(&ids).unwrap().to_bytes(), bytes);
+        let plain = PoolConfig { key_scale: false, ..config.clone() };
+        assert_eq!(fault(&bytes, &plain), "has key_scale yes, the pool has no");
+        let bad = with_words(&bytes, "layers.0.sinks", |words| words[layout.scale_offset()] = 0);
+        let said = fault(&bad, &config);
+        assert!(said.starts_with("layers.0.sinks: page 0: key scale is 0"), "{said}");
+        // A page that is packed under one scale is never read under another.
+        let bad = with_words(&bytes, "heads.sink", |words| words[1] = 1);
+        let said = fault(&bad, &config);
+        assert!(said.starts_with("the key scale's page of a packed page is 1"), "{said}");
+        let bad = with_words(&bytes, "heads.sink", |words| words[0] = u32::MAX);
+        assert!(fault(&bad, &config).starts_with("sink pages is 0, expected 1"));
+    }
+}
+
 #[test]
 fn foreign_files_are_named() {
     let config = crate::pool_trials::config();
     let cases: [(&[u8], &str); 5] = [
-        (b"", "is empty, expected a safetensors file"),
-        (b"GGUF\x03\0\0\0\0\0\0\0\0\0", "is no safetensors file, it looks like a GGUF file"),
-        (b"\x02\0\0\0\0\0\0\0{}", "names no format, expected wgkv-sequences"),
-        (b"\x10\0\0\0\0\0\0\0{}", "claims a header of 16 bytes but holds 10 (truncated, or no "),
+        (b"", "the file is empty, expected a safetensors file"),
+        (
+            b"GGUF\x03\0\0\0\0\0\0\0\0\0",
+            "the file is no safetensors file, it looks like a GGUF file",
+        ),
+        (b"\x02\0\0\0\0\0\0\0{}", "the file names no format, expected wgkv-sequences"),
+        (
+            b"\x10\0\0\0\0\0\0\0{}",
+            "the file claims a header of 16 bytes but holds 10 (truncated, or no ",
+        ),
         (
             b"\x27\0\0\0\0\0\0\0{\"__metadata__\":{\"format\":\"elsewhere\"}}",
-            "is of the format elsewhere, expected wgkv-sequences",
+            "the file is of the format elsewhere, expected wgkv-sequences",
         ),
     ];
     for (bytes, expected) in cases {

@@ -179,7 +179,10 @@ fn caches_of_other_classes_are_named() {
     }
     assert_eq!(fault(&file("empty_032")), "layer 0 holds no tokens");
     let plain = crate::support::golden("nsn_codebooks.safetensors");
-    assert_eq!(fault(&plain), "is no prompt cache of mlx-lm: its metadata name no classes");
+    assert_eq!(
+        fault(&plain),
+        "the file is no prompt cache of mlx-lm: its metadata name no classes"
+    );
 }
 
 /// A file with another header; its data stay.
@@ -246,6 +249,49 @@ fn files_that_do_not_hold_together_are_named() {
     );
     for end in 0..bytes.len() {
         assert!(!fault(&bytes[..end]).is_empty(), "cut at {end}");
+    }
+}
+
+/// Shapes of one tensor, of a pair and of all, with the bytes that they ask for and without.
+#[test]
+fn shapes_that_are_none_are_named() {
+    let bytes = cache(Dtype::F16, 2, [1, 2, 12, 8, 8]).to_bytes(MlxLm::V0_32).unwrap();
+    let shaped = |names: &[&str], shape: &Value| {
+        changed(&bytes, |header| {
+            names.iter().for_each(|name| header[*name]["shape"] = shape.clone());
+        })
+    };
+    let all = ["0.0", "0.1", "1.0", "1.1"];
+    for (shape, words) in [
+        (serde_json::json!([]), "does not take the"),
+        (serde_json::json!([192]), "expected [B, H, N, D]"),
+        (serde_json::json!([1, 1, 2, 12, 8]), "expected [B, H, N, D]"),
+        (serde_json::json!([1, 2, 12, 0]), "does not take the"),
+        (serde_json::json!([1, 2, 12, 9]), "does not take the"),
+        (serde_json::json!([1, 2, 1u64 << 40, 1u64 << 40]), "does not take the"),
+        (serde_json::json!([-1, 2, 12, 8]), "not valid"),
+        (serde_json::json!([1.5, 2, 12, 8]), "not valid"),
+        (serde_json::json!("12"), "not valid"),
+        (serde_json::json!([1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 96]), "not valid"),
+    ] {
+        for names in [&all[..1], &all[..2], &all] {
+            let fault = fault(&shaped(names, &shape));
+            assert!(fault.contains(words), "{shape}: {fault}");
+        }
+    }
+    // Other shapes of as many elements, alike in all layers, are another cache; counted tokens must
+    // have room.
+    assert_eq!(
+        fault(&shaped(&all, &serde_json::json!([12, 2, 1, 8]))),
+        "0.0 has room for 1 tokens of 12"
+    );
+    let turned = PromptCache::read(&shaped(&all, &serde_json::json!([2, 1, 12, 8]))).unwrap();
+    assert_eq!((turned.batch, turned.heads, turned.tokens), (2, 1, 12));
+    let odd = PromptCache::read(&shaped(&all, &serde_json::json!([1, 1, 24, 8]))).unwrap();
+    assert_eq!((odd.heads, odd.tokens), (1, 12), "the rest of the buffer is no token's");
+    for count in [0, 2] {
+        let fault = fault(&shaped(&["1.2"], &serde_json::json!([count])));
+        assert!(fault.starts_with("1.2: ") && fault.contains("does not take the"), "{fault}");
     }
 }
 

@@ -32,7 +32,8 @@ fn traces_of_the_peer() {
         let (rows, head_dim) = (numbers(case, "B") * numbers(case, "H"), numbers(case, "D"));
         let rate = Bits::new("bits", numbers(case, "bits") as u32).unwrap();
         let config = CacheConfig {
-            profile: Default::default(),
+            profile: wgkv::layout::Profile::Compat,
+            rope: None,
             rows,
             head_dim_k: head_dim,
             head_dim_v: head_dim,

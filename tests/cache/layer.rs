@@ -7,8 +7,8 @@ use wgkv::attention::gpu::DeviceQueries;
 use wgkv::attention::{self, AttendConfig, Queries};
 use wgkv::cache::{CacheConfig, Counters, Frontier, cpu, gpu};
 use wgkv::gpu::{DeviceTensor, Slice};
-use wgkv::layout::Bits;
-use wgkv::nsnquant::Codebook;
+use wgkv::layout::{Bits, Profile};
+use wgkv::nsnquant::{Codebook, Rope};
 use wgkv::shape::{Dtype, Elements, Tensor};
 
 use crate::support;
@@ -74,7 +74,8 @@ impl Stream {
 
 pub fn config(stream: &Stream, chunk: usize, sinks: usize, recent: usize) -> CacheConfig {
     CacheConfig {
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
+        rope: None,
         rows: stream.rows,
         head_dim_k: stream.dims[0],
         head_dim_v: stream.dims[1],
@@ -86,6 +87,13 @@ pub fn config(stream: &Stream, chunk: usize, sinks: usize, recent: usize) -> Cac
         dtype: Dtype::F16,
         codebook: Codebook::builtin(),
     }
+}
+
+/// The same by the profile paper, keys having a rotary embedding, where `turned` says so.
+fn paper(config: CacheConfig, turned: bool) -> CacheConfig {
+    let rope = turned.then(|| Rope::theta(1e4, config.head_dim_k).unwrap());
+    let profile = if turned { Profile::Paper } else { config.profile };
+    CacheConfig { profile, rope, ..config }
 }
 
 /// One cache on either path.
@@ -254,11 +262,11 @@ proptest! {
         rows in 1usize..4, dk in prop::sample::select(vec![16usize, 64, 80]),
         dv in prop::sample::select(vec![32usize, 96, 112]), chunk in prop::sample::select(vec![3usize, 16, 31]),
         sinks in 0usize..5, recent in prop::sample::select(vec![0usize, 1, 17]),
-        parts in prop::collection::vec(1usize..40, 1..6), seed in any::<u64>(),
+        parts in prop::collection::vec(1usize..40, 1..6), seed in any::<u64>(), turned in any::<bool>(),
     ) {
         let total = parts.iter().sum();
         let stream = Stream::new(rows, [dk, dv], total, seed);
-        let config = config(&stream, chunk, sinks, recent);
+        let config = paper(config(&stream, chunk, sinks, recent), turned);
         for (once, mut stepwise) in Cache::both(&config).into_iter().zip(Cache::both(&config)) {
             let mut first = 0;
             for &part in &parts {
@@ -279,10 +287,12 @@ proptest! {
         rows in 1usize..4, dk in prop::sample::select(vec![16usize, 64, 80, 128]),
         dv in prop::sample::select(vec![64usize, 112]), sinks in 0usize..5, recent in 0usize..20,
         ops in prop::collection::vec((0usize..60, any::<bool>()), 1..8), seed in any::<u64>(),
+        turned in any::<bool>(),
     ) {
         let total = ops.iter().map(|(n, _)| n).sum::<usize>();
         let stream = Stream::new(rows, [dk, dv], total, seed);
-        let [mut host, mut device] = Cache::both(&config(&stream, 16, sinks, recent));
+        let config = paper(config(&stream, 16, sinks, recent), turned);
+        let [mut host, mut device] = Cache::both(&config);
         let mut read = 0;
         // Where each token came from; none once it has been through a chunk.
         let mut origin: Vec<Option<usize>> = Vec::new();

@@ -29,6 +29,7 @@ mod pool_snapshot;
 mod pool_trials;
 mod restore;
 mod rows;
+mod scales;
 #[path = "../support/mod.rs"]
 mod support;
 mod transfer;

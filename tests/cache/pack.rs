@@ -38,12 +38,15 @@ fn pages_are_those_of_the_encoder() {
         let raw_pages = raw_pages(&layout, raw, &mut numbers);
         let mut packed = Both::new(&layout, PageClass::Packed, || numbers.word());
         let (from, to) = (raw_pages.pages(&layout), packed.pages(&layout));
-        let mut list: Vec<Encode> =
-            from.iter().zip(to.iter().rev()).map(|(&from, &to)| Encode { from, to }).collect();
+        let mut list: Vec<Encode> = from
+            .iter()
+            .zip(to.iter().rev())
+            .map(|(&from, &to)| Encode { from, to, scale: 0 })
+            .collect();
         for (missing, other) in raw_pages.missing(&layout).into_iter().zip(packed.missing(&layout))
         {
-            list.push(Encode { from: missing, to: to[0] });
-            list.push(Encode { from: from[0], to: other });
+            list.push(Encode { from: missing, to: to[0], scale: 0 });
+            list.push(Encode { from: from[0], to: other, scale: 0 });
         }
         let before = packed.host.clone();
         let codecs = codecs(&layout);
@@ -51,12 +54,13 @@ fn pages_are_those_of_the_encoder() {
         with_list(&list, |rec, list| {
             for from in raw_pages.slabs() {
                 for to in packed.slabs() {
-                    gpu::pack::record(rec, &layout, &device, list, raw, &from, &to)?;
+                    gpu::pack::record(rec, &layout, &device, list, raw, &from, &to, None)?;
                 }
             }
             Ok(())
         });
-        cpu::pack::pack(&layout, &codecs, &list, raw, &raw_pages.host, &mut packed.host).unwrap();
+        cpu::pack::pack(&layout, &codecs, &list, raw, &raw_pages.host, &mut packed.host, None)
+            .unwrap();
         let theirs = packed.download();
         let page = |slabs: &[Option<Vec<u32>>], class, page| -> Vec<u32> {
             let words = slabs[layout.slab_of(class, page) as usize].as_ref().unwrap();

@@ -4,6 +4,7 @@ use wgkv::cache::pool::PoolConfig;
 use wgkv::layout::pool::PageClass;
 use wgkv::layout::{Bits, Profile};
 use wgkv::nestedkv::{Budget, EvictConfig};
+use wgkv::nsnquant::{Pairing, Rope};
 
 use crate::twin::{Twin, config};
 
@@ -112,4 +113,10 @@ fn nothing_is_packed() {
 fn rows_are_packed_by_the_tuned_profile() {
     let bits = Some((Bits::Three, Bits::Two));
     moves(PoolConfig { profile: Profile::Tuned, bits, ..config() });
+}
+
+#[test]
+fn keys_are_packed_without_their_embedding() {
+    let rope = Rope::with_theta(Pairing::Interleaved, 1e4, 48).ok();
+    moves(PoolConfig { profile: Profile::Paper, rope, ..config() });
 }

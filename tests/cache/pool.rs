@@ -50,6 +50,7 @@ impl World {
             sinks: config.sinks,
             recent: config.recent,
             packs: config.bits.is_some(),
+            scaled: config.bits.is_some() && config.key_scale,
         };
         let pool = Pool::new(config).unwrap();
         Self { pool, shape, memory: Memory::default(), live: Vec::new(), next_id: 0 }
@@ -228,7 +229,7 @@ impl World {
                 if let Some(lists) = &lists {
                     state.keep(&shape, &lists[at][head]);
                 }
-                state.flush(&shape);
+                state.finish(&shape);
             }
             if let Some(lists) = &lists {
                 let counts = lists[at].iter().map(|list| list.len() as u32).collect();
@@ -487,10 +488,13 @@ fn config() -> impl Strategy<Value = PoolConfig> {
         2 => Just(Some((Bits::Two, Bits::Two))),
         2 => Just(Some((Bits::One, Bits::Two))),
     ];
+    let packed = (packed, any::<bool>());
     (packed, 2usize..6, 0usize..5, 0usize..7, 0u64..5, 1u64..40).prop_map(
-        |(bits, chunk, sinks, recent, slab, budget)| {
+        |((bits, key_scale), chunk, sinks, recent, slab, budget)| {
             let mut config = PoolConfig {
-                profile: Default::default(),
+                key_scale,
+                profile: wgkv::layout::Profile::Compat,
+                rope: None,
                 layers: 2,
                 heads: 2,
                 head_dim_k: 16,

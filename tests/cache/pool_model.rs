@@ -38,6 +38,8 @@ pub struct Head {
     pub sink: Option<Page>,
     pub packed: Vec<Page>,
     pub tail: Vec<Page>,
+    /// Rows that the key scale was fixed from; none where there is none.
+    pub scale: Rc<Vec<u64>>,
 }
 
 #[derive(Debug)]
@@ -68,6 +70,8 @@ pub struct Shape {
     pub sinks: usize,
     pub recent: usize,
     pub packs: bool,
+    /// Whether packed keys are under key scales.
+    pub scaled: bool,
 }
 
 impl Head {
@@ -88,9 +92,26 @@ impl Head {
     }
 
     pub fn flush(&mut self, shape: &Shape) {
+        self.flush_from(shape, 1);
+    }
+
+    /// Packs what a prompt leaves behind the frontier.
+    pub fn finish(&mut self, shape: &Shape) {
+        self.flush_from(shape, 8);
+    }
+
+    /// A key scale is fixed from so many chunks at most.
+    fn flush_from(&mut self, shape: &Shape, chunks: usize) {
+        let fixes = shape.scaled && self.packed.is_empty();
         let raw = |head: &Self| {
             head.rows.len().saturating_sub(shape.sinks + head.packed.len() * shape.chunk)
         };
+        if fixes && raw(self) >= shape.recent + shape.chunk {
+            match &mut self.sink {
+                Some(sink) => writable(sink),
+                None => self.sink = Some(page()),
+            }
+        }
         while shape.packs && raw(self) >= shape.recent + shape.chunk {
             let first = shape.sinks + self.packed.len() * shape.chunk;
             for row in &mut self.rows[first..first + shape.chunk] {
@@ -98,6 +119,10 @@ impl Head {
             }
             self.tail.remove(0);
             self.packed.push(page());
+        }
+        if fixes && !self.packed.is_empty() {
+            let rows = &self.rows[shape.sinks..][..self.packed.len().min(chunks) * shape.chunk];
+            self.scale = Rc::new(rows.iter().map(|row| row.id).collect());
         }
     }
 
@@ -115,9 +140,6 @@ impl Head {
         if self.rows.len() == before {
             return;
         }
-        if self.rows.is_empty() {
-            self.sink = None;
-        }
         let behind = self.rows.len().saturating_sub(shape.sinks);
         if behind >= self.packed.len() * shape.chunk {
             let raw = behind - self.packed.len() * shape.chunk;
@@ -134,6 +156,12 @@ impl Head {
                 row.packed = false;
                 row.restored += 1;
             }
+        }
+        if self.packed.is_empty() {
+            self.scale = Rc::default();
+        }
+        if self.rows.is_empty() || shape.sinks == 0 && self.packed.is_empty() {
+            self.sink = None;
         }
     }
 }
@@ -211,8 +239,10 @@ impl Memory {
 
     /// Copies a page as it is.
     pub fn copy(&mut self, class: PageClass, layer: usize, from: PageId, to: PageId) {
-        let page = self.pages[&(class, layer, from)].clone();
-        self.pages.insert((class, layer, to), page);
+        // A sink page without sinks holds no rows.
+        if let Some(page) = self.pages.get(&(class, layer, from)).cloned() {
+            self.pages.insert((class, layer, to), page);
+        }
     }
 
     /// Does what a step says; `id` names row `source` of the incoming tensors of a layer, and

@@ -15,7 +15,9 @@ const GROUPS: u64 = 65_535;
 
 fn config(layers: usize) -> PoolConfig {
     PoolConfig {
-        profile: Default::default(),
+        key_scale: false,
+        profile: wgkv::layout::Profile::Compat,
+        rope: None,
         layers,
         heads: HEADS,
         head_dim_k: 128,

@@ -12,7 +12,9 @@ use crate::pool_model::Row;
 
 pub fn config() -> PoolConfig {
     PoolConfig {
-        profile: Default::default(),
+        key_scale: false,
+        profile: wgkv::layout::Profile::Compat,
+        rope: None,
         layers: 2,
         heads: 2,
         head_dim_k: 64,

@@ -36,9 +36,13 @@ fn packed(layout: &PoolLayout, raw: Dtype, numbers: &mut Numbers) -> Both {
     let mut packed = Both::new(layout, PageClass::Packed, || numbers.word());
     let pages = packed.pages(layout);
     let sources = from.pages(layout);
-    let list: Vec<Encode> =
-        pages.iter().zip(sources.iter().cycle()).map(|(&to, &from)| Encode { from, to }).collect();
-    cpu::pack::pack(layout, &codecs(layout), &list, raw, &from.host, &mut packed.host).unwrap();
+    let list: Vec<Encode> = pages
+        .iter()
+        .zip(sources.iter().cycle())
+        .map(|(&to, &from)| Encode { from, to, scale: 0 })
+        .collect();
+    cpu::pack::pack(layout, &codecs(layout), &list, raw, &from.host, &mut packed.host, None)
+        .unwrap();
     packed.refresh();
     packed
 }
@@ -57,24 +61,29 @@ fn raw_pages_get_their_rows_back() {
         let mut list: Vec<Restore> = targets[1..]
             .iter()
             .zip(pages.iter().rev())
-            .map(|(&to, &from)| Restore { from, to, rows: numbers.below(chunk as u32 + 2) })
+            .map(|(&to, &from)| Restore {
+                from,
+                to,
+                rows: numbers.below(chunk as u32 + 2),
+                scale: 0,
+            })
             .collect();
         let whole = list.len();
         for (missing, other) in packed.missing(&layout).into_iter().zip(to.missing(&layout)) {
-            list.push(Restore { from: missing, to: targets[0], rows: 2 });
-            list.push(Restore { from: pages[0], to: other, rows: 2 });
+            list.push(Restore { from: missing, to: targets[0], rows: 2, scale: 0 });
+            list.push(Restore { from: pages[0], to: other, rows: 2, scale: 0 });
         }
         let codecs = codecs(&layout);
         let device = device_codecs(&codecs);
         with_list(&list, |rec, list| {
             for from in packed.slabs() {
                 for to in to.slabs() {
-                    gpu::restore::record(rec, &layout, &device, list, raw, &from, &to)?;
+                    gpu::restore::record(rec, &layout, &device, list, raw, &from, &to, None)?;
                 }
             }
             Ok(())
         });
-        cpu::restore::restore(&layout, &codecs, &list, raw, &packed.host, &mut to.host);
+        cpu::restore::restore(&layout, &codecs, &list, raw, &packed.host, &mut to.host, None);
         let theirs = to.download();
         let [values, positions] =
             [layout.values_offset(PageClass::Raw), layout.positions_offset(PageClass::Raw)];
@@ -111,14 +120,14 @@ fn dense_rows_in_every_type() {
     let pages = packed.pages(&layout);
     let mut list: Vec<FetchRows> = (0..)
         .zip(&pages)
-        .map(|(index, &from)| FetchRows { from, to: 16 * index, rows: 3 + index % 14 })
+        .map(|(index, &from)| FetchRows { from, to: 16 * index, rows: 3 + index % 14, scale: 0 })
         .collect();
     for from in packed.missing(&layout) {
-        list.push(FetchRows { from, to: 0, rows: 3 });
+        list.push(FetchRows { from, to: 0, rows: 3, scale: 0 });
     }
     // The last page goes beyond the tensor.
     let rows = 16 * pages.len() - 13;
-    list.push(FetchRows { from: pages[0], to: 16 * pages.len() as u32, rows: 4 });
+    list.push(FetchRows { from: pages[0], to: 16 * pages.len() as u32, rows: 4, scale: 0 });
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
         for side in [0, 1] {
             let count = rows * layout.head_dims()[side];
@@ -127,11 +136,20 @@ fn dense_rows_in_every_type() {
             with_list(&list, |rec, list| {
                 let to = Dense { words: Slice::all(&out), rows, dtype };
                 packed.slabs().iter().try_for_each(|from| {
-                    gpu::restore::record_dense(rec, &layout, &device[side], side, list, from, &to)
+                    gpu::restore::record_dense(
+                        rec,
+                        &layout,
+                        &device[side],
+                        side,
+                        list,
+                        from,
+                        &to,
+                        None,
+                    )
                 })
             });
             let (codec, from) = (&codecs[side], &packed.host);
-            cpu::restore::restore_dense(&layout, codec, side, &list, from, dtype, &mut host);
+            cpu::restore::restore_dense(&layout, codec, side, &list, from, dtype, &mut host, None);
             let theirs: Vec<u32> = support::download_as(&out);
             near(elements(&theirs, dtype), elements(&host, dtype), step(dtype));
         }

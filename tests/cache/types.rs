@@ -16,7 +16,8 @@ const HEAD_DIM: usize = 64;
 
 fn config(dtype: Dtype) -> CacheConfig {
     CacheConfig {
-        profile: Default::default(),
+        profile: wgkv::layout::Profile::Compat,
+        rope: None,
         rows: ROWS,
         head_dim_k: HEAD_DIM,
         head_dim_v: HEAD_DIM,

@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use crate::support::{File, Folder, pair};
+use crate::support::{File, Folder, pair, tensor};
 
 /// Takes a file that the program wrote apart, to be changed and written again.
 fn open(path: &Path) -> File {
@@ -61,7 +61,7 @@ fn with_note(file: &File, field: &str, value: Value) -> File {
 fn packed_files_that_lie_are_refused() {
     let folder = Folder::new();
     let dense = folder.write("x.st", &pair([1, 2, 150, 32]).bytes());
-    let args = ["--chunk", "16", "--keep", "0.5", "--backend", "cpu"];
+    let args = ["--profile", "compat", "--chunk", "16", "--keep", "0.5", "--backend", "cpu"];
     let packed = open(&folder.run("compress", &dense, "p.st", &args));
     let refuse = |file: File, words: &[&str]| {
         let path = folder.write("bad.st", &file.bytes());
@@ -196,8 +196,12 @@ fn tuned_files_carry_their_profile_and_books() {
         let difference = square(&|i| before[i].to_f64() - after[i].to_f64());
         (open(&packed), (difference / square(&|i| before[i].to_f64())).sqrt())
     };
-    let (_, compat) = error(&[]);
-    let (tuned, three) = error(&["--profile", "tuned"]);
+    let (two, compat) = error(&["--bits", "2"]);
+    assert_eq!(two.header["__metadata__"]["profile"], "compat", "as scripts expect it");
+    let (tuned, three) = error(&[]);
+    for same in [&["--profile", "tuned"][..], &["--target-bits", "2.8"]] {
+        assert!(error(same).0.data == tuned.data, "{same:?}");
+    }
     let (_, four) = error(&["--profile", "tuned", "--bits", "4"]);
     println!("compat {compat:.4}, tuned 3 bits {three:.4}, 4 bits {four:.4}");
     assert!(three < 0.7 * compat && four < 0.7 * three, "{compat} {three} {four}");
@@ -206,8 +210,79 @@ fn tuned_files_carry_their_profile_and_books() {
     let note: Value = serde_json::from_str(note).expect("JSON");
     assert_eq!((&note["k_bits"], &note["v_bits"]), (&json!(3), &json!(2)));
     assert_eq!(tuned.header["codebook_plain"]["shape"], json!([3712]));
+    let (scaled, under) = error(&["--profile", "tuned", "--key-scale"]);
+    println!("under key scales {under:.4}");
+    assert!(under < 1.1 * three, "{under} {three}");
+    let scale = &scaled.header["layers.0.k.scale"];
+    assert_eq!((&scale["dtype"], &scale["shape"]), (&json!("F16"), &json!([2, 64])));
+    assert!(!tuned.header.contains_key("layers.0.k.scale"));
+    // Factors are from 2^-10 to 2^10.
+    let at = scale["data_offsets"][0].as_u64().expect("a number") as usize;
+    for factor in [half::f16::ZERO, half::f16::NAN, half::f16::from_f32(-1.0)] {
+        let mut other = scaled.clone();
+        other.data[at..at + 2].copy_from_slice(&factor.to_le_bytes());
+        let path = folder.write("bad.st", &other.bytes());
+        let words = ["layers.0.k.scale", "key scale", "2^-10"];
+        folder.refuses("dequantize", &path, &["--backend", "cpu"], &words);
+    }
     let mut without = tuned.clone();
     without.header["__metadata__"]["profile"] = json!("compat");
     let path = folder.write("bad.st", &without.bytes());
     folder.refuses("dequantize", &path, &["--backend", "cpu"], &["bits", "3"]);
+}
+
+#[test]
+fn keys_packed_without_their_embedding_come_back_with_it() {
+    let folder = Folder::new();
+    let dense = folder.write("x.st", &pair([1, 2, 300, 64]).bytes());
+    let list: Vec<f64> = (0..16).map(|i| 1e4f64.powf(-f64::from(i) / 16.0)).collect();
+    let list = folder.write("inv.json", json!(list).to_string().as_bytes());
+    let list = list.to_str().expect("a name");
+    let halves = |path: &Path| -> Vec<f64> {
+        let (_, _, bytes) = tensor(path, "layers.0.k");
+        let halves: Vec<half::f16> = bytemuck::pod_collect_to_vec(&bytes);
+        halves.iter().map(|v| v.to_f64()).collect()
+    };
+    let before = halves(&dense);
+    let sum = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
+    let mut outputs = Vec::new();
+    for backend in ["cpu", "auto"] {
+        for rope in [["--rope-theta", "10000"], ["--rope-frequencies", list]] {
+            let args = ["--profile", "paper", "--rope-pairing", "interleaved"];
+            let args = [&args[..], &rope, &["--backend", backend]].concat();
+            let packed = folder.run("quantize", &dense, "p.st", &args);
+            let back = folder.run("dequantize", &packed, "d.st", &["--backend", backend]);
+            let after = halves(&back);
+            let difference = sum(&mut before.iter().zip(&after).map(|(a, b)| a - b));
+            let error = (difference / sum(&mut before.iter().copied())).sqrt();
+            println!("{backend} {rope:?}: {error:.4}");
+            assert!(error < 0.4, "{error}");
+            outputs.push(open(&packed));
+        }
+    }
+    let file = &outputs[1];
+    assert_eq!(file.header["layers.0.k.rope"]["shape"], json!([16]));
+    assert_eq!(outputs[0].header["layers.0.k.rope"]["shape"], json!([32]));
+    assert_eq!(file.header["__metadata__"]["profile"], "paper");
+    let cpu = ["--backend", "cpu"];
+    let refuse = |file: File, words: &[&str]| {
+        folder.refuses("dequantize", &folder.write("bad.st", &file.bytes()), &cpu, words);
+    };
+    refuse(with_note(file, "rope", json!("other")), &["rope", "halves"]);
+    refuse(with_note(file, "rope", Value::Null), &["k.rope"]);
+    let mut without = file.clone();
+    without.header.remove("layers.0.k.rope");
+    refuse(without, &["layers.0"]);
+    // Which embedding, or that there is none, must be said.
+    let paper = ["--profile", "paper", "--backend", "cpu"];
+    folder.refuses("quantize", &dense, &paper, &["paper", "--rope-theta", "--no-rope"]);
+    folder.run("quantize", &dense, "n.st", &[&paper[..], &["--no-rope"]].concat());
+    let theta = ["--rope-theta", "0.5", "--backend", "cpu"];
+    folder.refuses("quantize", &dense, &theta, &["--rope-theta", "0.5"]);
+    let bad = folder.write("bad.json", b"[1, 2, \"x\"]");
+    let bad = ["--rope-frequencies", bad.to_str().expect("a name"), "--backend", "cpu"];
+    folder.refuses("quantize", &dense, &bad, &["bad.json", "JSON"]);
+    let many = folder.write("many.json", json!(vec![1.0; 33]).to_string().as_bytes());
+    let many = ["--rope-frequencies", many.to_str().expect("a name"), "--backend", "cpu"];
+    folder.refuses("quantize", &dense, &many, &["rope frequencies", "33"]);
 }

@@ -34,7 +34,7 @@ fn counts_and_shapes_of_every_step() {
     let ops = json!([{"append": 70}, {"append": 0}, {"append": 80}, {"trim": 0}, {"trim": 100}]);
     for backend in BACKENDS {
         let folder = Folder::new();
-        let (lines, _) = replay(&folder, &input, &ops, &["--backend", backend]);
+        let (lines, _) = replay(&folder, &input, &ops, &["--bits", "2", "--backend", backend]);
         assert_eq!(column(&lines, "step"), [0, 1, 2, 3, 4]);
         assert_eq!(column(&lines, "len"), [70, 70, 150, 150, 50]);
         assert_eq!(column(&lines, "quantized_tokens"), [0, 0, 128, 128, 0]);
@@ -60,7 +60,7 @@ fn forks_share_what_they_have_in_common() {
         {"use": "b"}, {"append": 62}, {"use": "a"}, {"trim": 100}, {"free": "main"},
         {"use": "b"}, {"free": "a"}, {"free": "b"},
     ]);
-    let args = ["--sinks", "0", "--recent", "0", "--backend"];
+    let args = ["--bits", "2", "--sinks", "0", "--recent", "0", "--backend"];
     for backend in BACKENDS {
         let folder = Folder::new();
         let (lines, _) =

@@ -231,7 +231,9 @@ pub fn saved_sequences() -> Vec<u8> {
     use wgkv::cache::pool::{Operation, Part, Pool, PoolConfig};
     use wgkv::layout::pool::PageClass;
     let config = PoolConfig {
-        profile: Default::default(),
+        key_scale: false,
+        profile: wgkv::layout::Profile::Compat,
+        rope: None,
         layers: 1,
         heads: 1,
         head_dim_k: 8,

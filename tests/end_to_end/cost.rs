@@ -139,6 +139,7 @@ fn packing_and_attention_bind_what_they_read_once() {
                 key_pages: Slice::all(&packed[0]),
                 value_pages: Slice::all(&packed[1]),
                 page_positions: None,
+                key_scales: None,
             }),
         };
         let (count, bytes) =

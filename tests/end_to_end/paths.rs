@@ -178,6 +178,7 @@ fn on_cpu(layer: &Layer, evicted: &Evicted, split: &Split, codec: &Codec) -> Pac
         raw_values: Elements::F16(&raw_values),
         raw_positions: &raw_positions,
         packed: Some(PackedView {
+            key_scales: None,
             keys: codec,
             values: codec,
             page_offsets: &split.page_offsets,
@@ -230,6 +231,7 @@ fn on_gpu(layer: &Layer, evicted: &Evicted, split: &Split, codec: &Codec) -> Pac
             raw_values: Slice::all(&copies[1].rows),
             raw_positions: Some(Slice::all(&raw_positions)),
             packed: Some(DevicePackedView {
+                key_scales: None,
                 keys: &device,
                 values: &device,
                 pages: page_count,

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use wgkv::Result;
 use wgkv::gpu::{Context, Slice};
 use wgkv::layout::{Bits, PageLayout};
-use wgkv::nsnquant::gpu::{self, DeviceCodec};
-use wgkv::nsnquant::{Codebook, Codec, cpu};
+use wgkv::nsnquant::gpu::{self, DeviceCodec, DeviceKeyScales};
+use wgkv::nsnquant::{Codebook, Codec, KeyScales, cpu};
 use wgkv::shape::{Dtype, Elements};
 
 use crate::support::golden::{Golden, index};
@@ -42,21 +42,64 @@ pub const PATHS: [Path; 2] = [Path::Cpu, Path::Gpu];
 
 impl Path {
     pub fn encode(self, codec: &Codec, data: Elements<'_>, starts: &[u32]) -> Result<Vec<u32>> {
+        self.encode_at(codec, data, &[], starts, None)
+    }
+
+    pub fn encode_at(
+        self,
+        codec: &Codec,
+        data: Elements<'_>,
+        positions: &[u32],
+        starts: &[u32],
+        scales: Option<&KeyScales<'_>>,
+    ) -> Result<Vec<u32>> {
         match self {
-            Self::Cpu => cpu::encode(codec, data, starts),
-            Self::Gpu => encode_on(context(), codec, data, starts),
+            Self::Cpu => cpu::encode_at(codec, data, positions, starts, scales),
+            Self::Gpu => encode_at_on(context(), codec, data, positions, starts, scales),
         }
     }
 
     pub fn decode(self, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>> {
+        self.decode_at(codec, pages, &[], None)
+    }
+
+    pub fn decode_at(
+        self,
+        codec: &Codec,
+        pages: &[u32],
+        positions: &[u32],
+        scales: Option<&KeyScales<'_>>,
+    ) -> Result<Vec<f32>> {
         match self {
-            Self::Cpu => cpu::decode(codec, pages),
+            Self::Cpu => cpu::decode_at(codec, pages, positions, scales),
             Self::Gpu => {
-                let bytes = decode_on(context(), codec, pages, Dtype::F32)?;
+                let bytes = decode_at_on(context(), codec, pages, positions, Dtype::F32, scales)?;
                 Ok(bytemuck::pod_collect_to_vec(&bytes))
             }
         }
     }
+}
+
+/// Scales on the device, with the numbers of the pages'.
+fn upload_scales(
+    context: &Context,
+    scales: Option<&KeyScales<'_>>,
+) -> Result<Option<(wgkv::wgpu::Buffer, wgkv::wgpu::Buffer)>> {
+    let upload = |scales: &KeyScales<'_>| {
+        let values = context.upload("scales", bytemuck::cast_slice(scales.values))?;
+        Ok((values, context.upload("numbers", bytemuck::cast_slice(scales.of_page))?))
+    };
+    scales.map(upload).transpose()
+}
+
+fn device_scales<'a>(
+    buffers: &'a Option<(wgkv::wgpu::Buffer, wgkv::wgpu::Buffer)>,
+    head_dim: usize,
+) -> Option<(DeviceKeyScales<'a>, Slice<'a>)> {
+    buffers.as_ref().map(|(values, numbers)| {
+        let count = values.size() as usize / 2 / head_dim;
+        (DeviceKeyScales { values: Slice::all(values), count }, Slice::all(numbers))
+    })
 }
 
 pub fn encode_on(
@@ -65,33 +108,64 @@ pub fn encode_on(
     data: Elements<'_>,
     starts: &[u32],
 ) -> Result<Vec<u32>> {
+    encode_at_on(context, codec, data, &[], starts, None)
+}
+
+fn encode_at_on(
+    context: &Context,
+    codec: &Codec,
+    data: Elements<'_>,
+    positions: &[u32],
+    starts: &[u32],
+    scales: Option<&KeyScales<'_>>,
+) -> Result<Vec<u32>> {
+    let scales = upload_scales(context, scales)?;
+    let scales = device_scales(&scales, codec.layout().head_dim());
     let layout = *codec.layout();
     let device = DeviceCodec::new(context, codec.clone())?;
     let rows = context.upload("data", data.bytes())?;
     let first = context.upload("starts", bytemuck::cast_slice(starts))?;
+    let places = context.upload("positions", bytemuck::cast_slice(positions))?;
     let out = context.create("pages", (starts.len() * layout.words() * 4) as u64)?;
     let readback = run_on(context, |rec| {
         let (rows, first) = (Slice::all(&rows), Slice::all(&first));
         let total = data.len() / layout.head_dim();
-        gpu::encode(rec, &device, rows, data.dtype(), total, first, starts.len(), (&out).into())?;
-        rec.read_back(Slice::all(&out))
+        let (dtype, to, at) = (data.dtype(), Slice::all(&out), Some(Slice::all(&places)));
+        let pages = starts.len();
+        gpu::encode_at(rec, &device, rows, dtype, total, at, first, pages, to, scales)?;
+        rec.read_back(to)
     })?;
     Ok(bytemuck::pod_collect_to_vec(&wait(readback)))
 }
 
 pub fn decode_on(context: &Context, codec: &Codec, pages: &[u32], dtype: Dtype) -> Result<Vec<u8>> {
+    decode_at_on(context, codec, pages, &[], dtype, None)
+}
+
+fn decode_at_on(
+    context: &Context,
+    codec: &Codec,
+    pages: &[u32],
+    positions: &[u32],
+    dtype: Dtype,
+    scales: Option<&KeyScales<'_>>,
+) -> Result<Vec<u8>> {
+    let scales = upload_scales(context, scales)?;
+    let scales = device_scales(&scales, codec.layout().head_dim());
     let layout = *codec.layout();
     let count = pages.len() / layout.words();
     let starts: Vec<u32> = (0..count).map(|p| (p * layout.chunk()) as u32).collect();
     let device = DeviceCodec::new(context, codec.clone())?;
     let packed = context.upload("pages", bytemuck::cast_slice(pages))?;
     let first = context.upload("starts", bytemuck::cast_slice(&starts))?;
+    let places = context.upload("positions", bytemuck::cast_slice(positions))?;
     let rows = count * layout.chunk();
     let out = context.create("rows", (rows * layout.head_dim() * dtype.bytes()) as u64)?;
     let readback = run_on(context, |rec| {
         let (packed, first) = (Slice::all(&packed), Slice::all(&first));
-        gpu::decode(rec, &device, packed, count, first, Slice::all(&out), dtype, rows)?;
-        rec.read_back(Slice::all(&out))
+        let (at, to) = (Some(Slice::all(&places)), Slice::all(&out));
+        gpu::decode_at(rec, &device, packed, count, at, first, to, dtype, rows, scales)?;
+        rec.read_back(to)
     })?;
     Ok(wait(readback))
 }

@@ -20,12 +20,12 @@ fn length(row: impl Iterator<Item = f64>) -> f64 {
 ///
 /// Unbiased: with P = y.c and C = |c|, a nearest centroid has P - C^2/2 >= -m^2/2 for the row of the
 /// least norm m, so C^2 <= 2 P + m^2 over the pieces, and `min(y.y / P, 4) C` is largest at
-/// `P = y.y / 4`. Rows of unit norm have C = sqrt(d / 8).
+/// `P = y.y / 4`. Rows of unit norm have C = sqrt(d / 8), and a gain of at most 4 sqrt(8).
 fn stretch(codec: &Codec) -> f64 {
     let scheme = codec.scheme();
     match (scheme.gain, scheme.family) {
         (Gain::TokenNorm | Gain::NormPreserving, _) => 1.0,
-        (Gain::Unbiased, Family::Unit) => 2f64.sqrt(),
+        (Gain::Unbiased, Family::Unit) => 4.0,
         (Gain::Unbiased, Family::Plain) => 4.0 * (0.5 + least(codec)).sqrt(),
     }
 }
@@ -65,7 +65,7 @@ fn hold(label: &str, codec: &Codec, x: &[f64], page: &[u32], restored: &[f32]) -
         (top * length(row.iter().map(|v| v / top)) / root).max(1e-8)
     };
     let used: Vec<f64> =
-        rows().zip(&stored).map(|(row, s1)| if open { rms(row) } else { *s1 }).collect();
+        rows().zip(&stored).map(|(row, s1)| if open { rms(row) } else { s1.max(1e-8) }).collect();
     let mean: Vec<f64> = if open {
         let column = |c: usize| rows().zip(&used).map(|(row, s1)| row[c] / s1).sum::<f64>();
         (0..dim).map(|c| column(c) / chunk as f64).collect()
@@ -88,7 +88,7 @@ fn hold(label: &str, codec: &Codec, x: &[f64], page: &[u32], restored: &[f32]) -
     let gain = if codec.scheme().gain == Gain::TokenNorm { 1.0 } else { 4.0 };
     // Half a step of 10/15 of a power of two and the rounding of the grid's ends; f16.
     let (step, floor) = match codec.scheme().metadata {
-        Metadata::Half => (1.0 + 2f64.powi(-11), 2f64.powi(-25) * root),
+        Metadata::Half | Metadata::Linear => (1.0 + 2f64.powi(-11), 2f64.powi(-25) * root),
         Metadata::Four => (0.42f64.exp2(), gain * top / 1024.0 * 0.07f64.exp2()),
     };
     let mut share = 0.0f64;
@@ -133,7 +133,7 @@ fn pass(path: Path, label: &str, scheme: Scheme, dim: usize, chunk: usize, judge
         // The transform leaves of that chunk's mean one channel and rounding, which is then an end of
         // the grid.
         if judged && *kind != "signs that alternate along a token" {
-            judge(&label, &codec, data, &starts[number..=number], page, rows, None)
+            judge(&label, &codec, data, &starts[number..=number], page, rows, None, &[])
                 .unwrap_or_else(|e| panic!("{e}"));
         }
     }

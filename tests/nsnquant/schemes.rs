@@ -7,7 +7,7 @@ use wgkv::judge::codec::{Faults, check, decode, unpack};
 use wgkv::judge::widen;
 use wgkv::layout::{Bits, PageLayout};
 use wgkv::nsnquant::{
-    Codebook, Codec, Codes, KeyScales, MeanDomain, Profile, Scheme, cpu, key_scale,
+    Codebook, Codec, Codes, KeyScales, MeanDomain, Pairing, Profile, Rope, Scheme, cpu, key_scale,
 };
 use wgkv::shape::{Dtype, Elements};
 
@@ -45,6 +45,7 @@ pub fn judge(
     pages: &[u32],
     restored: &[f32],
     channels: Option<&[f16]>,
+    positions: &[u32],
 ) -> Result<Faults, String> {
     let (layout, rules) = (codec.layout(), rules(codec));
     let (dim, chunk) = (layout.head_dim(), layout.chunk());
@@ -59,7 +60,10 @@ pub fn judge(
             return Err(format!("{label}: {} bytes, {}", parts.bytes, layout.data_bytes()));
         }
         let own = &x[*start as usize * dim..][..chunk * dim];
-        let faults = check(&rules, own, &parts, &book, channels.as_deref());
+        // Positions of the page's rows; there are none without an embedding.
+        let end = (*start as usize + chunk).min(positions.len());
+        let places = &positions[end.saturating_sub(chunk)..end];
+        let faults = check(&rules, own, &parts, &book, channels.as_deref(), places);
         if !within(&faults) {
             return Err(format!("{label} page {number}: {faults:?}"));
         }
@@ -71,7 +75,7 @@ pub fn judge(
             codes: a.codes.max(b.codes),
             grids: a.grids.max(b.grids),
         };
-        let expected = decode(&rules, &parts, &book, channels.as_deref());
+        let expected = decode(&rules, &parts, &book, channels.as_deref(), places);
         let ours = &restored[number * chunk * dim..][..chunk * dim];
         for (i, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
             let [s1, s2, o] = &parts.parts;
@@ -96,28 +100,69 @@ struct Call {
     dtype: Dtype,
     kind: Kind,
     scaled: bool,
+    rope: Option<Rope>,
     seed: u64,
+}
+
+/// Embeddings of all or some of the channels.
+fn rope(dim: usize, seed: u64) -> Rope {
+    let mut random = Random(seed);
+    let pairing = Pairing::ALL[random.below(2)];
+    let channels = 2 * (1 + random.below(dim / 2));
+    let theta = [1.0, 1e4, 5e5][random.below(3)];
+    Rope::with_theta(pairing, theta, channels).expect("an embedding")
+}
+
+/// Positions of rows: in a run or apart, ascending, anywhere up to 2^24.
+fn places(count: usize, seed: u64) -> Vec<u32> {
+    let mut random = Random(seed);
+    let step = 1 + random.below(3);
+    let mut at = random.below((1 << 24) - 4 * count) as u32;
+    let mut next = || {
+        at += 1 + random.below(step) as u32;
+        at - 1
+    };
+    (0..count).map(|_| next()).collect()
 }
 
 fn call() -> impl Strategy<Value = Call> {
     let dims = vec![8usize, 24, 40, 64, 80, 112, 128];
     let shape = (any_scheme(), prop::sample::select(dims), 2..=80usize);
     let content = (prop::sample::select(DTYPES.to_vec()), prop::sample::select(KINDS.to_vec()));
-    (shape, content, any::<bool>(), any::<u64>()).prop_map(
-        |((scheme, dim, chunk), (dtype, kind), scaled, seed)| Call {
+    (shape, content, any::<[bool; 2]>(), any::<u64>()).prop_map(
+        |((scheme, dim, chunk), (dtype, kind), [scaled, turned], seed)| Call {
             scheme,
             dim,
             chunk,
             dtype,
             kind,
             scaled,
+            rope: turned.then(|| rope(dim, seed)),
             seed,
         },
     )
 }
 
+impl Call {
+    fn codec(&self) -> Codec {
+        let codec = codec_of(self.scheme, self.dim, self.chunk);
+        codec.with_rope(self.rope.clone()).expect("a codec")
+    }
+
+    /// Positions of the rows, where the codec wants them.
+    fn positions(&self) -> Vec<u32> {
+        self.rope.as_ref().map_or(Vec::new(), |_| places(self.chunk + 3, self.seed))
+    }
+}
+
+/// Positions of the rows of pages that start at these rows.
+fn page_places(positions: &[u32], starts: &[u32], chunk: usize) -> Vec<u32> {
+    let own = |start: &u32| positions.get(*start as usize..*start as usize + chunk);
+    starts.iter().flat_map(|start| own(start).unwrap_or(&[]).to_vec()).collect()
+}
+
 fn check_call(call: &Call) -> Result<(), String> {
-    let codec = codec_of(call.scheme, call.dim, call.chunk);
+    let (codec, positions) = (call.codec(), call.positions());
     let mut random = Random(call.seed);
     let values = rows(&mut random, call.kind, call.chunk + 3, call.dim);
     let data = typed(&values, call.dtype);
@@ -127,14 +172,17 @@ fn check_call(call: &Call) -> Result<(), String> {
     let scale = key_scale(data.elements(), call.dim, call.chunk).map_err(fault)?;
     let scales = KeyScales { values: &scale, of_page: &[0, 0] };
     let scales = call.scaled.then_some(&scales);
-    let pages = cpu::encode_scaled(&codec, data.elements(), &starts, scales).map_err(fault)?;
-    let restored = cpu::decode_scaled(&codec, &pages, scales).map_err(fault)?;
+    let pages = cpu::encode_at(&codec, data.elements(), &positions, &starts, scales);
+    let pages = pages.map_err(fault)?;
+    let at = page_places(&positions, &starts, call.chunk);
+    let restored = cpu::decode_at(&codec, &pages, &at, scales).map_err(fault)?;
     let codes = Codes::unpack(&codec, &pages).map_err(fault)?;
     if codes.pack(&codec).map_err(fault)? != pages {
         return Err(format!("{label}: codes do not pack to the same pages"));
     }
     let channels = call.scaled.then_some(scale.as_slice());
-    judge(&label, &codec, data.elements(), &starts, &pages, &restored, channels).map(|_| ())
+    judge(&label, &codec, data.elements(), &starts, &pages, &restored, channels, &positions)
+        .map(|_| ())
 }
 
 #[test]
@@ -158,6 +206,7 @@ fn constant_rows_that_cancel_in_the_mean() {
         dtype: Dtype::F32,
         kind: Kind::Constant,
         scaled: false,
+        rope: None,
         seed: 9_324_752_319_465_652_328,
     };
     check_call(&call).unwrap_or_else(|e| panic!("{e}"));
@@ -165,23 +214,32 @@ fn constant_rows_that_cancel_in_the_mean() {
 
 /// The same on the GPU: its pages are held against the rows, its rows against the pages.
 fn check_device(call: &Call) -> Result<(), String> {
-    let codec = codec_of(call.scheme, call.dim, call.chunk);
+    let (codec, positions) = (call.codec(), call.positions());
     let mut random = Random(call.seed);
     let values = rows(&mut random, call.kind, call.chunk + 3, call.dim);
     let data = typed(&values, call.dtype);
     let starts = [3, 0, 2];
     let label = format!("GPU {call:?}");
     let fault = |e: wgkv::Error| format!("{label}: {e}");
-    let pages = Path::Gpu.encode(&codec, data.elements(), &starts).map_err(fault)?;
-    let restored = Path::Gpu.decode(&codec, &pages).map_err(fault)?;
-    judge(&label, &codec, data.elements(), &starts, &pages, &restored, None).map(|_| ())
+    let scale = key_scale(data.elements(), call.dim, call.chunk).map_err(fault)?;
+    // The first of two scales is another one.
+    let both = [vec![f16::from_f32(0.5); call.dim], scale.clone()].concat();
+    let scales = KeyScales { values: &both, of_page: &[1, 1, 1] };
+    let scales = call.scaled.then_some(&scales);
+    let pages = Path::Gpu.encode_at(&codec, data.elements(), &positions, &starts, scales);
+    let pages = pages.map_err(fault)?;
+    let at = page_places(&positions, &starts, call.chunk);
+    let restored = Path::Gpu.decode_at(&codec, &pages, &at, scales).map_err(fault)?;
+    let channels = call.scaled.then_some(scale.as_slice());
+    judge(&label, &codec, data.elements(), &starts, &pages, &restored, channels, &positions)
+        .map(|_| ())
 }
 
 #[test]
 fn every_combination_packs_on_the_gpu_as_the_judge_says() {
     // Every case compiles its own shaders.
     let config = ProptestConfig {
-        cases: 12,
+        cases: 16,
         max_shrink_iters: 0,
         source_file: Some(file!()),
         ..ProptestConfig::default()
@@ -194,13 +252,26 @@ fn every_combination_packs_on_the_gpu_as_the_judge_says() {
 /// Pages of the two paths are the same words but for the choices that rounding decides.
 #[test]
 fn the_paths_agree_on_nearly_every_page() {
-    for (name, scheme) in named() {
-        for (dim, chunk) in [(64, 64), (80, 13), (128, 128)] {
-            let codec = codec_of(scheme, dim, chunk);
+    let cases = named().into_iter().flat_map(|(name, scheme)| {
+        [(64, 64), (80, 13), (128, 128)].map(|shape| (name.clone(), scheme, shape, None))
+    });
+    let turned = [Pairing::Halves, Pairing::Interleaved].into_iter().flat_map(|pairing| {
+        let rope = |dim| Some(Rope::with_theta(pairing, 1e4, dim).expect("an embedding"));
+        let (paper, tuned) = (Profile::Paper.scheme(Bits::Two), Profile::Tuned.scheme(Bits::Three));
+        [
+            (format!("paper 2, {pairing:?}"), paper, (128, 64), rope(128)),
+            (format!("tuned 3, {pairing:?}"), tuned, (64, 64), rope(48)),
+        ]
+    });
+    for (name, scheme, (dim, chunk), rope) in cases.chain(turned) {
+        {
+            let codec = codec_of(scheme, dim, chunk).with_rope(rope).expect("a codec");
+            let positions = places(12 * chunk, 5);
             let data = typed(&rows(&mut Random(77), Kind::Normal, 12 * chunk, dim), Dtype::F16);
             let starts: Vec<u32> = (0..12).map(|p| p * chunk as u32).collect();
-            let [host, device] =
-                PATHS.map(|path| path.encode(&codec, data.elements(), &starts).expect("pages"));
+            let [host, device] = PATHS.map(|path| {
+                path.encode_at(&codec, data.elements(), &positions, &starts, None).expect("pages")
+            });
             let words = codec.layout().words();
             let pairs = host.chunks_exact(words).zip(device.chunks_exact(words));
             let same = pairs.filter(|(a, b)| a == b).count();
@@ -222,6 +293,13 @@ fn bytes_are_those_of_the_specification() {
         assert_eq!(layout.code_bytes(), 64 * 64 * bits.get() / 8);
         assert_eq!(layout.words() * 4, layout.data_bytes());
         assert_eq!(layout.pieces() * layout.index_bits() % 32, 0, "tokens are whole words");
+    }
+    for (bits, average) in [(Bits::Two, 2.238), (Bits::One, 1.238)] {
+        let scheme = Profile::Paper.scheme(bits);
+        let layout = PageLayout::with("data", 128, scheme, 64).expect("a layout");
+        let got = 8.0 * layout.data_bytes() as f64 / (64.0 * 128.0);
+        assert!((got - average).abs() < 5e-4, "{got}");
+        assert_eq!(layout.words() * 4, layout.data_bytes());
     }
     // 40 pieces of 6 bits a token: whole bytes, and words for 4 tokens.
     let odd = layout(Bits::Three, 80, 5);
@@ -247,34 +325,4 @@ fn named_profiles_are_what_they_say() {
     let error =
         Codec::with("data", 64, Profile::Compat.scheme(Bits::Three), 64, Codebook::builtin());
     assert!(matches!(error, Err(wgkv::Error::OutOfRange { argument: "bits", got: 3, max: 2, .. })));
-}
-
-#[test]
-fn a_key_scale_evens_out_channels_and_is_1_without_tokens() {
-    let (dim, chunk) = (64, 16);
-    let mut values = rows(&mut Random(8), Kind::Normal, 400, dim);
-    values.chunks_exact_mut(dim).for_each(|row| row[7] *= 16.0);
-    let scale = |tokens: usize| {
-        key_scale(Elements::F32(&values[..tokens * dim]), dim, chunk).expect("a scale")
-    };
-    assert!(scale(0).iter().all(|v| *v == f16::ONE));
-    assert!(scale(1).iter().all(|v| *v == f16::ONE), "one token is all mean");
-    let full = scale(400);
-    assert_eq!(full, scale(8 * chunk), "later tokens change it");
-    let ratio = full[7].to_f32() / full[8].to_f32();
-    assert!((2.7..4.0).contains(&ratio), "{ratio}: below the root of 16, for the prior");
-    let few = scale(3)[7].to_f32() / scale(3)[8].to_f32();
-    assert!(few > 1.0 && few < ratio, "{few}");
-    assert!(key_scale(Elements::F32(&[0.0; 640]), dim, chunk).expect("a scale")[0] == f16::ONE);
-    assert!(key_scale(Elements::F32(&[0.0; 63]), dim, chunk).is_err());
-
-    let codec = codec_of(Profile::Tuned.scheme(Bits::Two), dim, chunk);
-    let bad = |values: &[f16], of_page: &[u32]| {
-        let scales = KeyScales { values, of_page };
-        cpu::decode_scaled(&codec, &vec![0; codec.layout().words()], Some(&scales)).is_err()
-    };
-    let one = vec![f16::ONE; dim];
-    assert!(!bad(&one, &[0]));
-    assert!(bad(&one, &[1]) && bad(&one, &[]) && bad(&one[1..], &[0]));
-    assert!(bad(&vec![f16::NAN; dim], &[0]) && bad(&vec![f16::ZERO; dim], &[0]));
 }

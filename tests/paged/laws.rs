@@ -15,7 +15,9 @@ use crate::world::{Finish, World, tell};
 /// A pool of small pages, a few to a slab.
 pub fn config() -> PoolConfig {
     PoolConfig {
-        profile: Default::default(),
+        key_scale: false,
+        profile: wgkv::layout::Profile::Compat,
+        rope: None,
         layers: 2,
         heads: 2,
         head_dim_k: 16,

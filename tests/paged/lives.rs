@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 use wgkv::cache::pool::PoolConfig;
-use wgkv::layout::Bits;
 use wgkv::layout::pool::PageClass;
+use wgkv::layout::{Bits, Profile};
+use wgkv::nsnquant::{Pairing, Rope};
 use wgkv::shape::Dtype;
 
 use crate::attend::Ask;
@@ -128,16 +129,30 @@ pub fn op() -> impl Strategy<Value = Op> {
 /// Few shapes, since a device compiles pipelines for each: what else there is stays random.
 pub fn device_config() -> impl Strategy<Value = PoolConfig> {
     let two = Some((Bits::Two, Bits::Two));
+    let rope = |pairing, channels| Rope::with_theta(pairing, 1e4, channels).ok();
+    let part = rope(Pairing::Interleaved, 16);
+    let (compat, paper) = (Profile::Compat, Profile::Paper);
     let shapes = vec![
-        (2usize, 2usize, [16usize, 24], Some((Bits::Two, Bits::One)), 16usize, Dtype::F16),
-        (1, 3, [64, 32], two, 32, Dtype::Bf16),
-        (2, 1, [8, 16], None, 17, Dtype::F16),
-        (1, 2, [32, 80], Some((Bits::One, Bits::Two)), 20, Dtype::F16),
+        (2usize, 2usize, [16usize, 24], Some((Bits::Two, Bits::One)), 16usize, compat, None),
+        (1, 3, [64, 32], two, 32, paper, rope(Pairing::Halves, 64)),
+        (2, 1, [8, 16], None, 17, compat, None),
+        (1, 2, [32, 80], Some((Bits::One, Bits::Two)), 20, compat, part),
     ];
     (config(), prop::sample::select(shapes)).prop_map(|(config, shape)| {
-        let (layers, heads, [head_dim_k, head_dim_v], bits, chunk, raw) = shape;
-        let shaped =
-            PoolConfig { layers, heads, head_dim_k, head_dim_v, bits, chunk, raw, ..config };
+        let (layers, heads, [head_dim_k, head_dim_v], bits, chunk, profile, rope) = shape;
+        let raw = if profile == Profile::Paper { Dtype::Bf16 } else { Dtype::F16 };
+        let shaped = PoolConfig {
+            layers,
+            heads,
+            head_dim_k,
+            head_dim_v,
+            bits,
+            chunk,
+            raw,
+            profile,
+            rope,
+            ..config
+        };
         let layout = PoolConfig { slab_bytes: 1 << 24, ..shaped.clone() }.layout().unwrap();
         let page = PageClass::ALL.map(|class| layout.bytes(class)).into_iter().max().unwrap();
         let slabs = config.byte_budget / config.slab_bytes;
@@ -159,11 +174,20 @@ fn config() -> impl Strategy<Value = PoolConfig> {
     let chunk = prop::sample::select(vec![16usize, 16, 17, 32, 64]);
     let raw = prop::sample::select(vec![Dtype::F16, Dtype::F16, Dtype::Bf16]);
     let rows = (chunk, 0usize..6, prop::sample::select(vec![0usize, 1, 7, 16, 20]));
-    ((1usize..3, 1usize..4, dims(), dims()), bits, rows, raw, 0u64..4, 2u64..24).prop_map(
-        |((layers, heads, head_dim_k, head_dim_v), bits, rows, raw, slab, budget)| {
+    let shape = (1usize..3, 1usize..4, dims(), dims(), (bits, any::<bool>()));
+    let turned = (prop::option::of(prop::sample::select(Pairing::ALL.to_vec())), any::<bool>());
+    (shape, rows, raw, 0u64..4, 2u64..24, turned).prop_map(
+        |((layers, heads, head_dim_k, head_dim_v, bits), rows, raw, slab, budget, turned)| {
+            let (bits, key_scale) = bits;
             let (chunk, sinks, recent) = rows;
+            let (pairing, paper) = turned;
+            // All channels turn, or the first half.
+            let channels = if paper { head_dim_k } else { head_dim_k / 2 };
+            let rope = pairing.and_then(|pairing| Rope::with_theta(pairing, 1e4, channels).ok());
             let mut config = PoolConfig {
-                profile: Default::default(),
+                key_scale,
+                profile: if paper { Profile::Paper } else { Profile::Compat },
+                rope,
                 layers,
                 heads,
                 head_dim_k,

@@ -8,7 +8,7 @@ use wgkv::cache::pool::PoolConfig;
 use wgkv::half::{bf16, f16};
 use wgkv::layout::Bits;
 use wgkv::layout::pool::{PageClass, PoolLayout};
-use wgkv::nsnquant::{self, Codebook, Codec};
+use wgkv::nsnquant::{self, Codebook, Codec, KeyScales};
 use wgkv::shape::{Dtype, Elements};
 
 use crate::pool_model::{Head, Row, Shape};
@@ -96,7 +96,8 @@ pub struct Contents {
     dims: [usize; 2],
     codecs: Option<[Codec; 2]>,
     rows: Vec<[Vec<u16>; 2]>,
-    chunks: HashMap<Vec<u64>, Rc<Chunk>>,
+    /// By the rows that the key scale was fixed from, and the chunk's own.
+    chunks: HashMap<(Vec<u64>, Vec<u64>), Rc<Chunk>>,
 }
 
 pub fn codecs(config: &PoolConfig) -> Option<[Codec; 2]> {
@@ -104,9 +105,10 @@ pub fn codecs(config: &PoolConfig) -> Option<[Codec; 2]> {
         let scheme = config.profile.scheme(bits);
         Codec::with("rows", dim, scheme, config.chunk, Codebook::builtin()).unwrap()
     };
-    config
-        .bits
-        .map(|(keys, values)| [codec(config.head_dim_k, keys), codec(config.head_dim_v, values)])
+    config.bits.map(|(keys, values)| {
+        let keys = codec(config.head_dim_k, keys).with_rope(config.rope.clone()).unwrap();
+        [keys, codec(config.head_dim_v, values)]
+    })
 }
 
 impl Contents {
@@ -151,32 +153,51 @@ impl Contents {
         rows.iter().flat_map(|row| self.row(row.id, side)).copied().collect()
     }
 
-    /// Packs a chunk.
-    pub fn chunk(&mut self, rows: &[Row]) -> Rc<Chunk> {
-        let ids: Vec<u64> = rows.iter().map(|row| row.id).collect();
+    /// The key scale that is fixed from rows.
+    fn scale(&self, ids: &[u64]) -> Option<Vec<f16>> {
+        if ids.is_empty() {
+            return None;
+        }
+        let keys: Vec<u16> = ids.iter().flat_map(|id| self.row(*id, 0)).copied().collect();
+        let keys = Data::of_bits(self.raw, &keys);
+        let chunk = self.layout.chunk();
+        Some(nsnquant::key_scale(keys.elements(), self.dims[0], chunk).unwrap())
+    }
+
+    /// Packs a chunk under the key scale that was fixed from some rows, if any.
+    pub fn chunk(&mut self, rows: &[Row], scale: &[u64]) -> Rc<Chunk> {
+        let ids = (scale.to_vec(), rows.iter().map(|row| row.id).collect::<Vec<u64>>());
         if let Some(chunk) = self.chunks.get(&ids) {
             return chunk.clone();
         }
         let codecs = self.codecs.as_ref().unwrap();
+        let scale = self.scale(scale);
+        let scales = scale.as_ref().map(|values| KeyScales { values, of_page: &[0] });
+        let scales = [scales.as_ref(), None];
+        let at: Vec<u32> = rows.iter().map(|row| row.position).collect();
         let words = [0, 1].map(|side| {
             let data = Data::of_bits(self.raw, &self.bits(rows, side));
-            nsnquant::cpu::encode(&codecs[side], data.elements(), &[0]).unwrap()
+            let (codec, scales) = (&codecs[side], scales[side]);
+            nsnquant::cpu::encode_at(codec, data.elements(), &at, &[0], scales).unwrap()
         });
-        let decoded =
-            [0, 1].map(|side| nsnquant::cpu::decode(&codecs[side], &words[side]).unwrap());
+        let decoded = [0, 1].map(|side| {
+            nsnquant::cpu::decode_at(&codecs[side], &words[side], &at, scales[side]).unwrap()
+        });
         let chunk = Rc::new(Chunk { words, decoded });
         self.chunks.insert(ids, chunk.clone());
         chunk
     }
 
-    /// After a trim, gives the rows that came back from a chunk their new content.
-    pub fn restore(&mut self, shape: &Shape, before: &[Row], head: &mut Head) {
+    /// After a trim, gives the rows that came back from a chunk their new content; before it the head
+    /// had these rows and this key scale.
+    pub fn restore(&mut self, shape: &Shape, before: (&[Row], &[u64]), head: &mut Head) {
+        let (before, scale) = before;
         let first = shape.sinks + head.packed.len() * shape.chunk;
         let back = |(after, before): (&Row, &Row)| after.restored > before.restored;
         if !head.rows.iter().zip(before).any(back) {
             return;
         }
-        let chunk = self.chunk(&before[first..first + shape.chunk]);
+        let chunk = self.chunk(&before[first..first + shape.chunk], scale);
         for (at, row) in head.rows[first..].iter_mut().enumerate() {
             let of = |side: usize| {
                 let d = self.dims[side];
@@ -193,7 +214,7 @@ impl Contents {
         for (at, row) in head.rows.iter().enumerate() {
             if row.packed {
                 if (at - shape.sinks).is_multiple_of(shape.chunk) {
-                    let chunk = self.chunk(&head.rows[at..at + shape.chunk]);
+                    let chunk = self.chunk(&head.rows[at..at + shape.chunk], &head.scale);
                     out.extend_from_slice(&chunk.decoded[side]);
                 }
                 assert!(packed.contains(&at));
@@ -220,11 +241,14 @@ impl Contents {
         page
     }
 
-    /// Keys or values of the first rows of a page whose words of that side these are.
-    pub fn page_rows(&self, class: PageClass, side: usize, words: &[u32], rows: usize) -> Vec<f32> {
-        let words = &words[..self.layout.side_words(class, side)];
+    /// Keys or values of the first rows of a page.
+    pub fn page_rows(&self, class: PageClass, side: usize, page: &[u32], rows: usize) -> Vec<f32> {
+        let start = [0, self.layout.values_offset(class)][side];
+        let words = &page[start..start + self.layout.side_words(class, side)];
         if class == PageClass::Packed {
-            return nsnquant::cpu::decode(&self.codecs.as_ref().unwrap()[side], words).unwrap();
+            let positions = &page[self.layout.positions_offset(class)..][..rows];
+            let codec = &self.codecs.as_ref().unwrap()[side];
+            return nsnquant::cpu::decode_at(codec, words, positions, None).unwrap();
         }
         let bits: Vec<u16> = words.iter().flat_map(|w| [*w as u16, (*w >> 16) as u16]).collect();
         bits[..rows * self.dims[side]].iter().map(|bits| self.widen(*bits)).collect()
@@ -235,8 +259,8 @@ impl Contents {
         positions.for_each(|(to, row)| *to = Some(row.position));
     }
 
-    fn packed_page(&mut self, rows: &[Row]) -> Vec<Option<u32>> {
-        let chunk = self.chunk(rows);
+    fn packed_page(&mut self, rows: &[Row], scale: &[u64]) -> Vec<Option<u32>> {
+        let chunk = self.chunk(rows, scale);
         let class = PageClass::Packed;
         let mut page = vec![None; self.layout.words(class)];
         for side in [0, 1] {
@@ -253,11 +277,17 @@ impl Contents {
         let sinks = head.rows.len().min(shape.sinks);
         let mut pages = Vec::new();
         if head.sink.is_some() {
-            pages.push((PageClass::Sink, self.raw_page(PageClass::Sink, &head.rows[..sinks])));
+            let mut page = self.raw_page(PageClass::Sink, &head.rows[..sinks]);
+            if let Some(scale) = self.scale(&head.scale) {
+                let words = scale.chunks(2).map(|p| [p[0], p[1]].map(|v| u32::from(v.to_bits())));
+                let to = page[self.layout.scale_offset()..].iter_mut();
+                to.zip(words).for_each(|(to, [low, high])| *to = Some(low | high << 16));
+            }
+            pages.push((PageClass::Sink, page));
         }
         let (packed, tail) = head.rows[sinks..].split_at(head.packed.len() * shape.chunk);
         for rows in packed.chunks(shape.chunk) {
-            pages.push((PageClass::Packed, self.packed_page(rows)));
+            pages.push((PageClass::Packed, self.packed_page(rows, &head.scale)));
         }
         for rows in tail.chunks(shape.chunk) {
             pages.push((PageClass::Raw, self.raw_page(PageClass::Raw, rows)));

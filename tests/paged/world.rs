@@ -68,6 +68,7 @@ impl World {
             sinks: config.sinks,
             recent: config.recent,
             packs: config.bits.is_some(),
+            scaled: config.bits.is_some() && config.key_scale,
         };
         Self {
             shape,
@@ -358,7 +359,7 @@ impl World {
             if let Some(kept) = &kept {
                 state.keep(&shape, &kept[head]);
             }
-            state.flush(&shape);
+            state.finish(&shape);
         }
         model.evicted[layer] = kept.map(|kept| {
             let counts = kept.iter().map(|list| list.len() as u32).collect();
@@ -409,9 +410,9 @@ impl World {
             model.seen -= part.tokens;
             model.origin = model.origin.min(model.seen);
             for head in &mut model.heads {
-                let before = head.rows.clone();
+                let before = (head.rows.clone(), head.scale.clone());
                 head.trim(&self.shape, model.seen);
-                self.contents.restore(&self.shape, &before, head);
+                self.contents.restore(&self.shape, (&before.0, &before.1), head);
             }
         }
         true
@@ -575,9 +576,18 @@ impl World {
         let positions = layout.positions_offset(class);
         let rows = means[positions..].iter().filter(|word| word.is_some()).count();
         assert_eq!(host[positions..positions + rows], device[positions..positions + rows]);
+        if class == PageClass::Sink {
+            // Factors differ by one step of f16 at most.
+            let scale = layout.scale_offset()..layout.scale_offset() + layout.scale_words();
+            let known = scale.filter(|at| means[*at].is_some());
+            let halves = |word: u32| [word & 0xffff, word >> 16];
+            let mut pairs = known.flat_map(|at| {
+                halves(host[at]).into_iter().zip(halves(device[at])).collect::<Vec<_>>()
+            });
+            assert!(pairs.all(|(a, b)| a.abs_diff(b) <= 1));
+        }
         for side in [0, 1] {
-            let start = [0, layout.values_offset(class)][side];
-            let read = |page: &[u32]| self.contents.page_rows(class, side, &page[start..], rows);
+            let read = |page: &[u32]| self.contents.page_rows(class, side, page, rows);
             close_rows(&read(device), &read(host), self.dims[side]);
         }
     }

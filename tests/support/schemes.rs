@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use wgkv::layout::{Bits, Family, Gain, MeanDomain, Metadata, Profile, Scheme};
 
-const METADATA: [Metadata; 2] = [Metadata::Half, Metadata::Four];
+const METADATA: [Metadata; 3] = [Metadata::Half, Metadata::Four, Metadata::Linear];
 const MEANS: [MeanDomain; 2] = [MeanDomain::Plain, MeanDomain::Hadamard];
 const GAINS: [Gain; 3] = [Gain::TokenNorm, Gain::Unbiased, Gain::NormPreserving];
 const SIGNS: [Option<u32>; 2] = [None, Some(20260)];

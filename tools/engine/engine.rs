@@ -9,7 +9,7 @@ use wgkv::cache::pool::{Operation, Part, PoolConfig, SequenceId};
 use wgkv::cache::{cpu, gpu};
 use wgkv::gpu::{Context, Readback, Recorder, Slice};
 use wgkv::half::f16;
-use wgkv::layout::Bits;
+use wgkv::layout::Preset;
 use wgkv::nestedkv::{Budget, EvictConfig};
 use wgkv::nsnquant::Codebook;
 use wgkv::shape::{Dtype, Elements};
@@ -57,18 +57,14 @@ impl<'a> Engine<'a> {
     /// An engine without sequences.
     pub fn new(context: &'a Context, model: Model) -> Answer<Self> {
         let config = PoolConfig {
-            profile: Default::default(),
-            layers: model.layers,
-            heads: model.kv_heads,
-            head_dim_k: model.head_dim,
-            head_dim_v: model.head_dim,
-            bits: Some((Bits::Two, Bits::Two)),
-            chunk: 64,
-            sinks: 4,
-            recent: 16,
-            raw: Dtype::F16,
-            byte_budget: 64 << 20,
             slab_bytes: 1 << 20,
+            ..PoolConfig::new(
+                &Preset::default(),
+                model.layers,
+                model.kv_heads,
+                [model.head_dim; 2],
+                64 << 20,
+            )?
         };
         let cache = gpu::PagedCache::new(context, config.clone(), Codebook::builtin())?;
         let check = cpu::PagedCache::new(config, Codebook::builtin())?;
@@ -295,7 +291,7 @@ impl<'a> Engine<'a> {
         Ok(writeln!(
             out,
             "{:<28} {:>9} {:>7} {:>7} {:>7} {:>7} {:>8} {:>6} {:>6}  {:>5}",
-            "bytes of",
+            "in bytes",
             "pages",
             "codes",
             "scales",

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::sweep::SweepArgs;
 
 /// Keeps a transformer's KV cache compressed: evicts tokens (NestedKV), packs those that stay to 1
-/// or 2 bits (NSNQuant) and attends to the packed form, on a GPU or on the CPU.
+/// to 4 bits (NSNQuant) and attends to the packed form, on a GPU or on the CPU.
 ///
 /// Files are safetensors. Keys and values are [B, H, N, D] in f32, f16 or bf16, one pair per layer,
 /// named layers.<i>.k and layers.<i>.v (or <i>.0 and <i>.1, as an mlx-lm prompt cache names them);
@@ -76,18 +76,18 @@ Example: a quarter of the tokens, shared out over the heads by score
     /// Pack keys and values to 1 to 4 bits (NSNQuant)
     #[command(after_help = "\
 Example: 2 bits for keys, 1 bit for values
-  wgkv quantize kv.safetensors -o packed.safetensors --k-bits 2 --v-bits 1
-Example: 3 bits for keys, 2 bits for values, far closer to the input
-  wgkv quantize kv.safetensors -o packed.safetensors --profile tuned")]
+  wgkv quantize kv.safetensors -o packed.safetensors --profile tuned --k-bits 2 --v-bits 1
+Example: at most 2.25 bits an element, scales and means counted
+  wgkv quantize kv.safetensors -o packed.safetensors --target-bits 2.25")]
     Quantize(QuantizeArgs),
     /// Unpack a packed cache
     #[command(after_help = "Example:\n  wgkv dequantize packed.safetensors -o kv.safetensors")]
     Dequantize(DequantizeArgs),
     /// Evict, pack, and report bytes and errors against the input
     #[command(after_help = "\
-Example: keep 30 % of the tokens at 2 bits; with layers.<i>.q in the file the report has the error
-of attention outputs too
-  wgkv compress kv.safetensors -o packed.safetensors --keep 0.3 --bits 2")]
+Example: keep 30 % of the tokens at 2.75 bits an element, the default; with layers.<i>.q in the file
+the report has the error of attention outputs too
+  wgkv compress kv.safetensors -o packed.safetensors --keep 0.3")]
     Compress(CompressArgs),
     /// Attend with queries to a dense, evicted or packed cache
     #[command(after_help = "\
@@ -179,28 +179,68 @@ pub struct Sinks {
 /// How keys and values are packed.
 #[derive(Args, Debug)]
 pub struct Packing {
-    /// Code bits per value, 1 or 2; with the profile tuned 1 to 4 [default: 2; tuned: 3 for keys, 2
-    /// for values]
+    /// Pack with the preset of at most this many bits an element, scales and means counted: 1.25,
+    /// 1.75, 2.25, 2.75, 3.25 or 4.25 [default: 2.75, unless --bits or --profile say otherwise]
+    #[arg(
+        long,
+        value_name = "X",
+        allow_negative_numbers = true,
+        conflicts_with_all = ["bits", "k_bits", "v_bits", "profile", "codebook"]
+    )]
+    pub target_bits: Option<f64>,
+    /// Code bits per value, 1 or 2; with the profile tuned 1 to 4
     #[arg(long, value_name = "B")]
     pub bits: Option<u32>,
-    /// Code bits per value of keys [default: --bits]
+    /// Code bits per value of keys [default: --bits, else 2; tuned: 3]
     #[arg(long, value_name = "B")]
     pub k_bits: Option<u32>,
-    /// Code bits per value of values [default: --bits]
+    /// Code bits per value of values [default: --bits, else 2]
     #[arg(long, value_name = "B")]
     pub v_bits: Option<u32>,
-    /// Tokens that are packed together
-    #[arg(long, value_name = "R", default_value_t = 64)]
-    pub chunk: u32,
-    /// Newest tokens that stay unpacked
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub recent: u32,
-    /// Which form of the method: as it was described, or with free-norm books, 4-bit scales and means
-    #[arg(long, value_enum, default_value = "compat")]
-    pub profile: Profile,
+    /// Tokens that are packed together [default: 64]
+    #[arg(long, value_name = "R")]
+    pub chunk: Option<u32>,
+    /// Newest tokens that stay unpacked [default: 16; 64 with --target-bits 1.25]
+    #[arg(long, value_name = "N")]
+    pub recent: Option<u32>,
+    /// Which form of the method: as it was described; with free-norm books, 4-bit scales and means;
+    /// or as published, with keys packed without their rotary embedding
+    /// [default: compat with --bits, --k-bits, --v-bits, --codebook or --dump-codes, else tuned]
+    #[arg(long, value_enum)]
+    pub profile: Option<Profile>,
+    /// Pack keys under a scale of each head's channels, fixed from its first chunks
+    #[arg(long)]
+    pub key_scale: bool,
+    #[command(flatten)]
+    pub rope: RopeArgs,
     /// Codebooks codebook_signed and codebook_magnitude, f32 [256, 8] [default: built in]
     #[arg(long, value_name = "FILE")]
     pub codebook: Option<PathBuf>,
+}
+
+/// The rotary embedding that keys come with, which packing takes off and unpacking puts on again, at
+/// the position of each token.
+#[derive(Args, Debug)]
+pub struct RopeArgs {
+    /// Base of the rotary embedding of the keys, whose packing takes it off; all channels turn
+    #[arg(long, value_name = "BASE", allow_negative_numbers = true)]
+    pub rope_theta: Option<f64>,
+    /// The same by its inverse frequencies: a JSON list of numbers, in radians a token; with fewer than
+    /// D/2 the last channels do not turn
+    #[arg(long, value_name = "FILE", conflicts_with = "rope_theta")]
+    pub rope_frequencies: Option<PathBuf>,
+    /// Which channels turn together: i and i + n of n pairs, or 2i and 2i + 1
+    #[arg(long, value_enum, default_value = "halves")]
+    pub rope_pairing: Pairing,
+    /// Keys have no rotary embedding (the profile paper asks for one otherwise)
+    #[arg(long, conflicts_with_all = ["rope_theta", "rope_frequencies"])]
+    pub no_rope: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pairing {
+    Halves,
+    Interleaved,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -122,6 +122,7 @@ pub fn attend(
                 raw_values: packed.v.raw.elements(),
                 raw_positions: &raw_positions,
                 packed: Some(PackedView {
+                    key_scales: packed.k.scales.as_ref().map(|scales| scales.values.as_slice()),
                     keys: &packed.k.codec,
                     values: &packed.v.codec,
                     page_offsets: &packed.page_offsets,

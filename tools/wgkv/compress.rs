@@ -94,6 +94,8 @@ impl Bytes {
             bytes.before += size(input.bytes().len());
             bytes.codes += size(pages * layout.code_bytes());
             bytes.scales += size(pages * layout.scale_bytes());
+            let factors = side.scales.as_ref().map_or(0, |scales| scales.values.len());
+            bytes.scales += 2 * size(factors);
             bytes.means += size(pages * layout.mean_bytes());
             bytes.padding += size(pages * (4 * layout.words() - layout.data_bytes()));
             bytes.raw += size(side.raw.elements().bytes().len());
@@ -195,7 +197,7 @@ impl Report {
 pub fn run(args: &CompressArgs, common: &Common) -> Result<(), Fail> {
     score_config(&args.scoring)?;
     check_keeping(&args.keeping)?;
-    let spec = Spec::new(&args.packing, args.sinks.sinks)?;
+    let spec = Spec::new(&args.packing, args.sinks.sinks, false)?;
     let mut source = Source::open(&args.input)?;
     want(&source, &[Kind::Dense], "keys and values")?;
     let list = layers(&source, common.layers.as_deref())?;
@@ -258,9 +260,9 @@ fn one(
         names: [pair.k.name.clone(), pair.v.name.clone()],
     };
     let packed = pack(engine, spec, &evicted).map_err(|e| e.at(source.name()))?;
-    let places = packed.places();
+    let (places, positions) = (packed.places(), packed.all_positions());
     let error = |side, data: &Data| -> Result<Errors, Fail> {
-        Ok(Errors::of(&restore(engine, side, &places)?, data.elements()))
+        Ok(Errors::of(&restore(engine, side, &places, &positions)?, data.elements()))
     };
     let (k, v) = (error(&packed.k, &evicted.k)?, error(&packed.v, &evicted.v)?);
     let bytes = Bytes::of(&pair, &packed);

@@ -8,7 +8,7 @@ use wgkv::Error;
 use wgkv::attention::{AttendConfig, CacheView, Queries, gpu as attention};
 use wgkv::gpu::{Context, DeviceTensor, Slice};
 use wgkv::nestedkv::{Budget, EvictConfig, ScoreConfig, gpu as nestedkv};
-use wgkv::nsnquant::{Codec, gpu as nsnquant};
+use wgkv::nsnquant::{Codec, KeyScales, gpu as nsnquant};
 use wgkv::shape::{Dtype, Elements, Tensor};
 use wgkv::wgpu::Buffer;
 
@@ -135,12 +135,14 @@ pub fn gather(gpu: &Gpu, data: &Tensor<'_>, kept: &Kept) -> Result<Vec<f16>, Fai
     Ok(copied)
 }
 
-/// Packs the chunks that start at the token rows `starts`, ascending.
+/// Packs the chunks that start at the token rows `starts`, ascending; the rows stand at `positions`.
 pub fn encode(
     gpu: &Gpu,
     codec: &Codec,
     data: Elements<'_>,
+    positions: &[u32],
     starts: &[u32],
+    scales: Option<&KeyScales<'_>>,
 ) -> Result<Vec<u32>, Fail> {
     let layout = *codec.layout();
     let (dim, chunk) = (layout.head_dim(), layout.chunk());
@@ -155,17 +157,22 @@ pub fn encode(
             let context = rec.context();
             let rows_buffer = context.upload("rows", data.bytes())?;
             let starts = context.upload("starts", bytemuck::cast_slice(&local))?;
+            let own = bytemuck::cast_slice(&positions[rows.clone()]);
+            let positions = context.upload("positions", own)?;
             let size = 4 * (part.len() * layout.words()) as u64;
             let pages = context.create("pages", size)?;
-            nsnquant::encode(
+            let scales = DeviceScales::upload(context, scales, &part)?;
+            nsnquant::encode_at(
                 rec,
                 &device_codec,
                 Slice::all(&rows_buffer),
                 data.dtype(),
                 rows.len(),
+                Some(Slice::all(&positions)),
                 Slice::all(&starts),
                 part.len(),
                 Slice::all(&pages),
+                DeviceScales::view(&scales, dim),
             )?;
             Ok(vec![rec.read_back(Slice::all(&pages))?])
         })?;
@@ -175,8 +182,14 @@ pub fn encode(
     Ok(words)
 }
 
-/// Decodes pages, `[pages * chunk, D]`.
-pub fn decode(gpu: &Gpu, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail> {
+/// Decodes pages, `[pages * chunk, D]`, whose rows stand at `positions`.
+pub fn decode(
+    gpu: &Gpu,
+    codec: &Codec,
+    pages: &[u32],
+    positions: &[u32],
+    scales: Option<&KeyScales<'_>>,
+) -> Result<Vec<f32>, Fail> {
     let layout = *codec.layout();
     let (dim, chunk) = (layout.head_dim(), layout.chunk());
     let count = codec.page_count("pages", pages.len())?;
@@ -189,17 +202,22 @@ pub fn decode(gpu: &Gpu, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail>
         let answer = gpu.run(|rec| {
             let context = rec.context();
             let pages = context.upload("pages", bytemuck::cast_slice(words))?;
+            let own = &positions[part.start * chunk..part.end * chunk];
+            let positions = context.upload("positions", bytemuck::cast_slice(own))?;
             let starts = context.upload("starts", bytemuck::cast_slice(&starts))?;
             let out = context.create("rows", 4 * (total_rows * dim) as u64)?;
-            nsnquant::decode(
+            let scales = DeviceScales::upload(context, scales, &part)?;
+            nsnquant::decode_at(
                 rec,
                 &device_codec,
                 Slice::all(&pages),
                 part.len(),
+                Some(Slice::all(&positions)),
                 Slice::all(&starts),
                 Slice::all(&out),
                 Dtype::F32,
                 total_rows,
+                DeviceScales::view(&scales, dim),
             )?;
             Ok(vec![rec.read_back(Slice::all(&out))?])
         })?;
@@ -207,6 +225,34 @@ pub fn decode(gpu: &Gpu, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail>
         Ok(())
     })?;
     Ok(rows)
+}
+
+/// Key scales, and the numbers of a part of the pages.
+struct DeviceScales([Buffer; 2]);
+
+impl DeviceScales {
+    fn upload(
+        context: &Context,
+        scales: Option<&KeyScales<'_>>,
+        pages: &Range<usize>,
+    ) -> wgkv::Result<Option<Self>> {
+        let Some(KeyScales { values, of_page }) = scales else { return Ok(None) };
+        let numbers = &of_page[pages.clone()];
+        Ok(Some(Self([
+            context.upload("key scales", bytemuck::cast_slice(values))?,
+            context.upload("numbers", bytemuck::cast_slice(numbers))?,
+        ])))
+    }
+
+    fn view(
+        scales: &Option<Self>,
+        dim: usize,
+    ) -> Option<(nsnquant::DeviceKeyScales<'_>, Slice<'_>)> {
+        let [values, numbers] = &scales.as_ref()?.0;
+        let count = values.size() as usize / 2 / dim;
+        let values = nsnquant::DeviceKeyScales { values: Slice::all(values), count };
+        Some((values, Slice::all(numbers)))
+    }
 }
 
 /// Attends; outputs `[B, Hq, Nq, D of the values]`.
@@ -262,6 +308,7 @@ struct DeviceCache {
     raw: [Buffer; 4],
     pages: usize,
     packed: Option<[Buffer; 4]>,
+    key_scales: Option<Buffer>,
 }
 
 impl DeviceCache {
@@ -293,7 +340,12 @@ impl DeviceCache {
                 ])
             }
         };
+        let scales = view.packed.and_then(|packed| packed.key_scales).map(|scales| {
+            let part = &scales[rows.start * view.head_dim_k..rows.end * view.head_dim_k];
+            context.upload("key scales", bytemuck::cast_slice(part))
+        });
         Ok(Self {
+            key_scales: scales.transpose()?,
             raw_tokens: range(view.raw_offsets, 1).len(),
             raw: [
                 list(&local(view.raw_offsets))?,
@@ -316,6 +368,7 @@ impl DeviceCache {
         let packed = self.packed.as_ref().zip(codecs).map(|(buffers, [keys, values])| {
             let [page_offsets, key_pages, value_pages, page_positions] = buffers;
             attention::DevicePackedView {
+                key_scales: self.key_scales.as_ref().map(Slice::all),
                 keys,
                 values,
                 pages: self.pages,

@@ -3,7 +3,7 @@
 use half::f16;
 use wgkv::attention::{self, AttendConfig, CacheView, Queries};
 use wgkv::nestedkv::{self, EvictConfig, ScoreConfig};
-use wgkv::nsnquant::{self, Codec};
+use wgkv::nsnquant::{self, Codec, KeyScales};
 use wgkv::shape::{Elements, Tensor};
 
 use crate::device;
@@ -73,24 +73,34 @@ impl Engine {
         }
     }
 
-    /// Packs the chunks that start at the token rows `starts`, ascending.
+    /// Packs the chunks that start at the token rows `starts`, ascending, under key scales if any; the
+    /// rows stand at `positions`.
     pub fn encode(
         &self,
         codec: &Codec,
         data: Elements<'_>,
+        positions: &[u32],
         starts: &[u32],
+        scales: Option<&KeyScales<'_>>,
     ) -> Result<Vec<u32>, Fail> {
         match self {
-            Self::Cpu => Ok(nsnquant::cpu::encode(codec, data, starts)?),
-            Self::Gpu(gpu) => device::encode(gpu, codec, data, starts),
+            Self::Cpu => Ok(nsnquant::cpu::encode_at(codec, data, positions, starts, scales)?),
+            Self::Gpu(gpu) => device::encode(gpu, codec, data, positions, starts, scales),
         }
     }
 
-    /// Decodes pages, `[pages * chunk, D]`.
-    pub fn decode(&self, codec: &Codec, pages: &[u32]) -> Result<Vec<f32>, Fail> {
+    /// Decodes pages, `[pages * chunk, D]`, that are under key scales if any and whose rows stand at
+    /// `positions`.
+    pub fn decode(
+        &self,
+        codec: &Codec,
+        pages: &[u32],
+        positions: &[u32],
+        scales: Option<&KeyScales<'_>>,
+    ) -> Result<Vec<f32>, Fail> {
         match self {
-            Self::Cpu => Ok(nsnquant::cpu::decode(codec, pages)?),
-            Self::Gpu(gpu) => device::decode(gpu, codec, pages),
+            Self::Cpu => Ok(nsnquant::cpu::decode_at(codec, pages, positions, scales)?),
+            Self::Gpu(gpu) => device::decode(gpu, codec, pages, positions, scales),
         }
     }
 

@@ -19,6 +19,7 @@ mod quant;
 mod ragged;
 mod replay;
 mod report;
+mod rope;
 mod sweep;
 
 use std::process::ExitCode;

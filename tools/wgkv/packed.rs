@@ -9,18 +9,21 @@
 //! | `layers.<i>.pages_offsets` | U32 | `[rows + 1]`, pages of each row |
 //! | `layers.<i>.positions` | U32 | `[token rows]`, only after eviction |
 //! | `layers.<i>.k.pages`, `.v.pages` | U32 | `[pages, words of a page]` |
+//! | `layers.<i>.k.rope` | F32 | `[pairs]`, inverse frequencies, where packed keys are without their rotary embedding |
 //! | `layers.<i>.k.raw`, `.v.raw` | F16 or BF16 | `[raw token rows, D]` |
+//! | `layers.<i>.k.scale` | F16 | `[rows, D]`, key scale of each row, only where keys are under one |
 //!
 //! and once `codebook_signed`, `codebook_magnitude` F32 `[256, 8]`, with the profile tuned also
 //! `codebook_plain` F32 `[3712]`, the books of 1 to 4 bits one after the other. The metadata hold
-//! `format`, `version`, `profile` (`compat` or `tuned`) and per layer, under `layers.<i>`, the numbers of [`Note`] as JSON.
+//! `format`, `version`, `profile` (`compat`, `tuned` or `paper`) and per layer, under `layers.<i>`, the numbers of [`Note`] as JSON.
 
 use std::io::{Read, Seek};
 use std::sync::Arc;
 
+use half::f16;
 use serde::{Deserialize, Serialize};
 use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE, Profile};
-use wgkv::nsnquant::{Codebook, Codec};
+use wgkv::nsnquant::{Codebook, Codec, KeyScales, Pairing, Rope, check_factors};
 use wgkv::shape::check_offsets;
 
 use crate::file::{Data, Fail, FileDtype, Header, Output, Payload, Source, shown};
@@ -47,6 +50,9 @@ pub struct Note {
     pub chunk: usize,
     pub sinks: usize,
     pub recent: usize,
+    /// Pairing of the rotary embedding that packed keys are without, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope: Option<String>,
 }
 
 /// Keys or values of a packed layer.
@@ -57,6 +63,38 @@ pub struct Side {
     pub pages: Vec<u32>,
     /// `[raw token rows, D]`: of each row the sinks, then the tail.
     pub raw: Data,
+    /// Key scales that the pages are packed under, if any.
+    pub scales: Option<Scales>,
+}
+
+impl Side {
+    /// The key scales of the pages.
+    pub fn scales(&self) -> Option<KeyScales<'_>> {
+        self.scales.as_ref().map(Scales::view)
+    }
+}
+
+/// Key scales of a layer.
+#[derive(Clone, Debug)]
+pub struct Scales {
+    /// `[rows, D]`.
+    pub values: Vec<f16>,
+    /// Row of each page.
+    of_page: Vec<u32>,
+}
+
+impl Scales {
+    /// The scales of rows that have so many pages.
+    pub fn new(values: Vec<f16>, page_offsets: &[u32]) -> Self {
+        let pages = page_offsets.windows(2).map(|row| (row[1] - row[0]) as usize);
+        let of_page = pages.zip(0u32..).flat_map(|(n, row)| std::iter::repeat_n(row, n)).collect();
+        Self { values, of_page }
+    }
+
+    /// As the library takes them.
+    pub fn view(&self) -> KeyScales<'_> {
+        KeyScales { values: &self.values, of_page: &self.of_page }
+    }
 }
 
 /// A packed layer.
@@ -136,10 +174,19 @@ impl Packed {
         let name = |tensor: &str| format!("layers.{layer}.{tensor}");
         let raw = self.raw_offsets().last().copied().unwrap_or(0) as usize;
         let pages = self.page_offsets.last().copied().unwrap_or(0) as usize;
+        if let Some(rope) = self.k.codec.rope() {
+            let list = rope.frequencies().to_vec();
+            output.put(name("k.rope"), &[list.len()], Payload::F32(list));
+        }
         for (tensor, side) in [("k", self.k), ("v", self.v)] {
             let layout = *side.codec.layout();
             let pages_shape = [pages, layout.words()];
             output.put(name(&format!("{tensor}.pages")), &pages_shape, Payload::U32(side.pages));
+            if let Some(scales) = side.scales {
+                let shape = [self.offsets.len() - 1, layout.head_dim()];
+                let values = Payload::F16(scales.values);
+                output.put(name(&format!("{tensor}.scale")), &shape, values);
+            }
             let raw_shape = [raw, layout.head_dim()];
             output.put(name(&format!("{tensor}.raw")), &raw_shape, Payload::from(side.raw));
         }
@@ -171,6 +218,9 @@ impl Packed {
             .map(|(argument, dim, bits)| codec(argument, dim, bits));
         let [k_codec, v_codec] = codecs.map(|c| c.map_err(|e| e.at(&key).at(source.name())));
         let (k_codec, v_codec) = (k_codec?, v_codec?);
+        let rope = rope(source, note.rope.as_deref(), &key, names)?;
+        let k_codec =
+            k_codec.with_rope(rope).map_err(|e| Fail::from(e).at(&key).at(source.name()))?;
 
         let (offsets_name, pages_name) = (name("offsets"), name("pages_offsets"));
         let (_, offsets) = source.exactly::<u32>(&offsets_name, FileDtype::U32, 1)?;
@@ -226,10 +276,38 @@ impl Packed {
             None
         };
         let raw = total - pages * note.chunk;
-        let k = side(source, &name("k.pages"), &name("k.raw"), k_codec, pages, raw)?;
+        let mut k = side(source, &name("k.pages"), &name("k.raw"), k_codec, pages, raw)?;
+        if names.contains_key("k.scale") {
+            let scale = name("k.scale");
+            let values = key_scale(source, &scale, [rows, note.k_dim])?;
+            k.scales = Some(Scales::new(values, &page_offsets));
+        }
         let v = side(source, &name("v.pages"), &name("v.raw"), v_codec, pages, raw)?;
         Ok(Self { note, offsets, page_offsets, positions, k, v })
     }
+}
+
+/// The rotary embedding that the packed keys of a layer are without.
+fn rope<R: Read + Seek>(
+    source: &mut Source<R>,
+    pairing: Option<&str>,
+    key: &str,
+    names: &Names,
+) -> Result<Option<Rope>, Fail> {
+    let (pairing, name) = match (pairing, names.get("k.rope")) {
+        (None, None) => return Ok(None),
+        (Some(pairing), Some(name)) => (pairing, name),
+        (Some(_), None) => return Err(source.fail(key, "k.rope is missing")),
+        (None, Some(name)) => return Err(source.fail(name, "the metadata do not speak of it")),
+    };
+    let known = Pairing::ALL.into_iter().find(|known| known.name() == pairing);
+    let Some(pairing) = known else {
+        let message = format!("the metadata say a rope {}: halves and interleaved", shown(pairing));
+        return Err(source.fail(key, message + " are read"));
+    };
+    let (_, list) = source.exactly::<f32>(name, FileDtype::F32, 1)?;
+    let rope = Rope::new(pairing, &list);
+    rope.map(Some).map_err(|e| Fail::from(e).at(shown(name)).at(source.name()))
 }
 
 fn side<R: Read + Seek>(
@@ -251,7 +329,21 @@ fn side<R: Read + Seek>(
     }
     let (_, pages) = source.exactly::<u32>(pages_name, FileDtype::U32, 2)?;
     let (_, raw) = source.floats(raw_name, 2)?;
-    Ok(Side { codec, pages, raw })
+    Ok(Side { codec, pages, raw, scales: None })
+}
+
+/// Reads key scales `[rows, D]`.
+fn key_scale<R: Read + Seek>(
+    source: &mut Source<R>,
+    name: &str,
+    shape: [usize; 2],
+) -> Result<Vec<f16>, Fail> {
+    let (got, values) = source.exactly::<f16>(name, FileDtype::F16, 2)?;
+    if got != shape {
+        return Err(source.fail(name, format!("has shape {got:?}, expected {shape:?}")));
+    }
+    check_factors(&values).map_err(|e| Fail::from(e).at(shown(name)).at(source.name()))?;
+    Ok(values)
 }
 
 /// What the metadata say of a layer.
@@ -273,7 +365,7 @@ fn note(header: &Header, layer: u32) -> Result<Note, String> {
 fn profile(header: &Header) -> Result<Profile, String> {
     let Some(name) = header.metadata.get("profile") else { return Ok(Profile::Compat) };
     let known = Profile::ALL.into_iter().find(|profile| profile.name() == name);
-    known.ok_or_else(|| format!("profile {}: only compat and tuned are read", shown(name)))
+    known.ok_or_else(|| format!("profile {}: only compat, tuned and paper are read", shown(name)))
 }
 
 /// The profile whose scheme a codec has.
@@ -322,6 +414,7 @@ pub fn summary(header: &Header) -> Option<f64> {
         bytes = bytes.checked_add(entry.end - entry.begin)?;
         if let Some((side, part)) = tensor.split_once('.')
             && matches!(side, "k" | "v")
+            && matches!(part, "pages" | "raw")
         {
             let note = note(header, layer).ok()?;
             let dim = if side == "k" { note.k_dim } else { note.v_dim };

@@ -4,22 +4,25 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use wgkv::Error;
-use wgkv::layout::{Bits, PageLayout};
+use wgkv::layout::{Bits, PageLayout, Preset};
 use wgkv::nsnquant::{Codebook, Codec};
 
 use crate::args::{Packing, Profile};
 use crate::engine::Engine;
 use crate::file::{Data, Fail, Source};
-use crate::packed::{Note, Packed, Place, Side, places, read_codebook};
+use crate::packed::{Note, Packed, Place, Scales, Side, places, read_codebook};
 use crate::ragged::Ragged;
 use crate::report::say;
+use crate::rope::Choice;
 
 /// How to pack, from the options.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub codebook: Arc<Codebook>,
     pub profile: wgkv::layout::Profile,
+    pub rope: Choice,
     pub bits: [Bits; 2],
+    pub key_scale: bool,
     pub chunk: usize,
     pub sinks: usize,
     pub recent: usize,
@@ -27,16 +30,35 @@ pub struct Spec {
 
 impl Spec {
     /// Checks the options that do not depend on a file.
-    pub fn new(packing: &Packing, sinks: u32) -> Result<Self, Fail> {
+    ///
+    /// What people script against came before the profile tuned: whoever names a rate, a codebook or
+    /// `dump` (plain codes) and no profile gets compat.
+    pub fn new(packing: &Packing, sinks: u32, dump: bool) -> Result<Self, Fail> {
         use wgkv::layout::Profile as Known;
-        let (profile, usual) = match packing.profile {
-            Profile::Compat => (Known::Compat, [2, 2]),
-            Profile::Tuned => (Known::Tuned, [3, 2]),
-            Profile::Paper => {
-                let message = "--profile paper is not supported, only compat and tuned are";
-                return Err(Fail::input(message));
-            }
+        let preset = match packing.target_bits {
+            Some(target) => Preset::for_bits(target).map_err(|e| {
+                Fail::input(e.to_string().replacen("target bits", "--target-bits", 1))
+            })?,
+            None => Preset::default(),
         };
+        let rate = packing.bits.or(packing.k_bits).or(packing.v_bits);
+        let early =
+            packing.target_bits.is_none() && (rate.is_some() || packing.codebook.is_some() || dump);
+        let (profile, usual) = match packing.profile {
+            Some(Profile::Compat) => (Known::Compat, [2, 2]),
+            None if early => (Known::Compat, [2, 2]),
+            Some(Profile::Tuned) | None => {
+                (preset.profile, [preset.k_bits, preset.v_bits].map(|bits| bits.get() as u32))
+            }
+            Some(Profile::Paper) => (Known::Paper, [2, 2]),
+        };
+        let rope = Choice::new(&packing.rope)?;
+        if matches!((profile, &rope), (Known::Paper, Choice::Unsaid)) {
+            return Err(Fail::input(
+                "--profile paper packs keys without their rotary embedding: say which they have with \
+                 --rope-theta or --rope-frequencies (and --rope-pairing), or --no-rope",
+            ));
+        }
         let codebook = match &packing.codebook {
             Some(path) => read_codebook(&mut Source::open(path)?)?,
             None => Codebook::builtin(),
@@ -53,10 +75,12 @@ impl Spec {
         let spec = Self {
             codebook,
             profile,
+            rope,
             bits,
-            chunk: packing.chunk as usize,
+            key_scale: preset.key_scale || packing.key_scale,
+            chunk: packing.chunk.map_or(preset.chunk, |chunk| chunk as usize),
             sinks: sinks as usize,
-            recent: packing.recent as usize,
+            recent: packing.recent.map_or(preset.recent, |recent| recent as usize),
         };
         // Any head dimension tells whether the chunk is one that can be packed.
         PageLayout::new("head dim", 64, Bits::Two, spec.chunk)?;
@@ -69,7 +93,8 @@ impl Spec {
             let scheme = self.profile.scheme(bits);
             Ok(Codec::with("head dim", dim, scheme, self.chunk, self.codebook.clone())?)
         };
-        Ok([codec(k_dim, self.bits[0])?, codec(v_dim, self.bits[1])?])
+        let keys = codec(k_dim, self.bits[0])?.with_rope(self.rope.rope(k_dim)?)?;
+        Ok([keys, codec(v_dim, self.bits[1])?])
     }
 
     /// Pages of a row of `length` token rows.
@@ -92,10 +117,17 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
         .flat_map(|place| place.packed.clone().step_by(spec.chunk))
         .map(|start| start as u32)
         .collect();
-    let side = |codec: Codec, data: &Data, name: &str| -> Result<Side, Fail> {
-        let pages = engine.encode(&codec, data.elements(), &starts).map_err(|e| e.at(name))?;
+    let positions = layer.all_positions();
+    let scales = match spec.key_scale {
+        true => Some(key_scales(&layer.k, layer.k_dim, &places, spec.chunk, &page_offsets)?),
+        false => None,
+    };
+    let side = |codec: Codec, data: &Data, name: &str, scales: Option<Scales>| {
+        let held = scales.as_ref().map(Scales::view);
+        let pages = engine.encode(&codec, data.elements(), &positions, &starts, held.as_ref());
+        let pages = pages.map_err(|e| e.at(name))?;
         let raw = raw_rows(data, &places, codec.layout().head_dim()).map_err(|e| e.at(name))?;
-        Ok(Side { codec, pages, raw })
+        Ok::<Side, Fail>(Side { codec, pages, raw, scales })
     };
     let note = Note {
         batch: layer.batch,
@@ -108,15 +140,33 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
         chunk: spec.chunk,
         sinks: spec.sinks,
         recent: spec.recent,
+        rope: k_codec.rope().map(|rope| rope.pairing().name().to_string()),
     };
     Ok(Packed {
         note,
         page_offsets,
-        k: side(k_codec, &layer.k, &layer.names[0])?,
-        v: side(v_codec, &layer.v, &layer.names[1])?,
+        k: side(k_codec, &layer.k, &layer.names[0], scales)?,
+        v: side(v_codec, &layer.v, &layer.names[1], None)?,
         offsets: layer.offsets.clone(),
         positions: layer.positions.clone(),
     })
+}
+
+/// The key scale of each row, fixed from the first chunks of it that are packed. The host does it
+/// whatever packs the pages, so those of two devices can be compared.
+fn key_scales(
+    keys: &Data,
+    dim: usize,
+    places: &[Place],
+    chunk: usize,
+    page_offsets: &[u32],
+) -> Result<Scales, Fail> {
+    let mut values = Vec::with_capacity(places.len() * dim);
+    for place in places {
+        let rows = keys.elements().slice(place.packed.start * dim..place.packed.end * dim);
+        values.extend(wgkv::nsnquant::key_scale(rows, dim, chunk)?);
+    }
+    Ok(Scales::new(values, page_offsets))
 }
 
 /// The rows that stay raw, as f16; as bf16 where a bf16 value is beyond f16.
@@ -158,9 +208,16 @@ fn raw_rows(data: &Data, places: &[Place], dim: usize) -> Result<Data, Fail> {
     }
 }
 
-/// Restores keys or values of a layer as f32 `[token rows, D]`, raw rows as they are stored.
-pub fn restore(engine: &Engine, side: &Side, places: &[Place]) -> Result<Vec<f32>, Fail> {
-    let decoded = engine.decode(&side.codec, &side.pages)?;
+/// Restores keys or values of a layer as f32 `[token rows, D]`, raw rows as they are stored, given the
+/// position of each token row.
+pub fn restore(
+    engine: &Engine,
+    side: &Side,
+    places: &[Place],
+    positions: &[u32],
+) -> Result<Vec<f32>, Fail> {
+    let positions = packed_rows(places, positions);
+    let decoded = engine.decode(&side.codec, &side.pages, &positions, side.scales().as_ref())?;
     let raw = side.raw.elements();
     let raw: Vec<f32> = (0..raw.len()).map(|i| raw.get(i)).collect();
     Ok(weave(&raw, &decoded, places, side.codec.layout().head_dim()))
@@ -171,15 +228,23 @@ pub fn restore_f16(
     engine: &Engine,
     side: &Side,
     places: &[Place],
+    positions: &[u32],
     name: &str,
 ) -> Result<Vec<f16>, Fail> {
-    let decoded = saturate(&engine.decode(&side.codec, &side.pages)?, name);
+    let positions = packed_rows(places, positions);
+    let decoded = engine.decode(&side.codec, &side.pages, &positions, side.scales().as_ref())?;
+    let decoded = saturate(&decoded, name);
     let raw = match &side.raw {
         Data::F16(rows) => rows.clone(),
         Data::Bf16(rows) => saturate(&rows.iter().map(|v| v.to_f32()).collect::<Vec<_>>(), name),
         Data::F32(rows) => saturate(rows, name),
     };
     Ok(weave(&raw, &decoded, places, side.codec.layout().head_dim()))
+}
+
+/// The positions of packed rows.
+fn packed_rows(places: &[Place], positions: &[u32]) -> Vec<u32> {
+    places.iter().flat_map(|place| &positions[place.packed.clone()]).copied().collect()
 }
 
 /// Puts raw and decoded rows back in order.

@@ -29,7 +29,7 @@ pub fn read_rows(
 
 /// `quantize`.
 pub fn quantize(args: &QuantizeArgs, common: &Common) -> Result<(), Fail> {
-    let spec = Spec::new(&args.packing, args.sinks.sinks)?;
+    let spec = Spec::new(&args.packing, args.sinks.sinks, args.dump_codes)?;
     let mut source = Source::open(&args.input)?;
     let kind = want(&source, &[Kind::Dense, Kind::Evicted], "keys and values, or an evicted file")?;
     let list = layers(&source, common.layers.as_deref())?;
@@ -92,9 +92,9 @@ fn dump(packed: &Packed, layer: u32, output: &mut Output) -> Result<(), Fail> {
         let (dim, pieces) = (codec.layout().head_dim(), codec.layout().pieces());
         let codes = Codes::unpack(codec, &side.pages)?;
         let name = |part: &str| format!("layers.{layer}.{tensor}.{part}");
-        let four = codec.scheme().metadata == Metadata::Four;
-        let halves = |bits: Vec<u16>| {
-            if four {
+        let metadata = codec.scheme().metadata;
+        let stored = |bits: Vec<u16>, half: bool| {
+            if !half {
                 Payload::U8(bits.into_iter().map(|code| code as u8).collect())
             } else {
                 Payload::F16(bits.into_iter().map(f16::from_bits).collect())
@@ -105,11 +105,16 @@ fn dump(packed: &Packed, layer: u32, output: &mut Output) -> Result<(), Fail> {
         if let Some(signs) = codes.signs {
             output.put(name("signs"), &shape, Payload::U8(signs));
         }
-        output.put(name("s1"), &shape[..3], halves(codes.s1));
-        output.put(name("s2"), &shape[..3], halves(codes.s2));
-        output.put(name("o"), &[batch, heads, count, dim], halves(codes.o));
-        if four {
-            output.put(name("grids"), &[batch, heads, count, 3], Payload::U32(codes.grids));
+        output.put(name("s1"), &shape[..3], stored(codes.s1, metadata == Metadata::Half));
+        output.put(name("s2"), &shape[..3], stored(codes.s2, metadata != Metadata::Four));
+        output.put(
+            name("o"),
+            &[batch, heads, count, dim],
+            stored(codes.o, metadata == Metadata::Half),
+        );
+        let grids = codec.layout().grids();
+        if grids > 0 {
+            output.put(name("grids"), &[batch, heads, count, grids], Payload::U32(codes.grids));
         }
     }
     Ok(())
@@ -128,13 +133,13 @@ pub fn dequantize(args: &DequantizeArgs, common: &Common) -> Result<(), Fail> {
     let mut report = Vec::new();
     for (layer, names) in list {
         let packed = Packed::read(&mut source, layer, &names, &codebook)?;
-        let places = packed.places();
+        let (places, positions) = (packed.places(), packed.all_positions());
         let mut sides = Vec::with_capacity(2);
         for (tensor, side) in [("k", &packed.k), ("v", &packed.v)] {
             let name = format!("layers.{layer}.{tensor}");
             let data = match args.dtype {
-                Wide::F32 => restore(&engine, side, &places).map(Data::F32),
-                Wide::F16 => restore_f16(&engine, side, &places, &name).map(Data::F16),
+                Wide::F32 => restore(&engine, side, &places, &positions).map(Data::F32),
+                Wide::F16 => restore_f16(&engine, side, &places, &positions, &name).map(Data::F16),
             };
             sides.push(data.map_err(|e| e.at(name).at(source.name()))?);
         }

@@ -40,6 +40,14 @@ struct Note {
 }
 
 impl Ragged {
+    /// Position of every token row.
+    pub fn all_positions(&self) -> Vec<u32> {
+        match &self.positions {
+            Some(positions) => positions.clone(),
+            None => self.offsets.windows(2).flat_map(|row| 0..row[1] - row[0]).collect(),
+        }
+    }
+
     /// A dense pair, nothing evicted.
     pub fn of_pair(pair: Pair) -> Result<Self, Fail> {
         let (rows, tokens) = (pair.k.rows(), pair.k.tokens);

@@ -67,7 +67,7 @@ fn main(
     let row = min(place_row, params.kv_rows - 1u);
     let number = line - place_row * params.attend.blocks;
     let block = attend_block(row, number, place_row < params.kv_rows);
-    attend_show(lane, block.query, HEAD_DIM);
+    packed_show(lane, block.query);
     packed_squares(lane);
     workgroupBarrier();
 

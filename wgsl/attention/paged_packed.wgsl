@@ -73,7 +73,7 @@ fn main(
 ) {
     let unit = paged_unit(group.y * groups.x + group.x);
     let block = attend_block(unit.row, unit.block, unit.live);
-    attend_show(lane, block.query, HEAD_DIM);
+    packed_show(lane, block.query);
     packed_squares(lane);
     workgroupBarrier();
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Prepares queries [queries, d]: q' = q times the power of two that brings its largest element to
 // 2^-12 .. 2^-11, H q', how dot products with them become logits (a limit, a factor and a power of
-// two), and the last position that the query sees. Dispatched by src/attention/gpu/rotate.rs; twin:
+// two), and the last position that the query sees; behind all of them, where rows have key scales,
+// H (scale q') of each. Dispatched by src/attention/gpu/rotate.rs; twin:
 // src/attention/cpu/rotate.rs.
-// One workgroup a query. Needs element.wgsl, divide.wgsl and hadamard.wgsl.
+// One workgroup a query. Needs element.wgsl, divide.wgsl, hadamard.wgsl and key_scale.wgsl.
 
 struct Params {
     queries: u32,
@@ -25,13 +26,20 @@ struct Params {
     // Position of the first query token, or what is added to the member's own.
     first: u32,
     own: u32,
+    // Where the scaled queries start, or 0, and the division by the queries of a row.
+    scaled_at: u32,
+    row_multiplier: u32,
+    row_shift1: u32,
+    row_shift2: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> queries: array<u32>;
 @group(0) @binding(2) var<storage, read> firsts: array<u32>;
+// f16 [rows, d]; not read where there are none.
+@group(0) @binding(3) var<storage, read> key_scales: array<u32>;
 // q' [d], H q' [d], limit, factor, power, last position.
-@group(0) @binding(3) var<storage, read_write> prepared: array<u32>;
+@group(0) @binding(4) var<storage, read_write> prepared: array<u32>;
 
 const STRIDE: u32 = 2u * HEAD_DIM + 4u;
 const QUERY_EXPONENT: i32 = -12;
@@ -109,6 +117,23 @@ fn main(
             if live {
                 let rotated = hadamard_data[c] * params.hadamard_scale;
                 prepared[base + HEAD_DIM + c] = bitcast<u32>(rotated);
+            }
+        }
+    }
+    if params.scaled_at != 0u {
+        // All have read what they wrote of the transform before.
+        workgroupBarrier();
+        let row = divide_magic(
+            query, params.row_multiplier, params.row_shift1, params.row_shift2);
+        for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
+            let value = times_power(query_bits(query * HEAD_DIM + c), QUERY_EXPONENT - exponent);
+            hadamard_data[c] = value * key_scale_factor(row * (HEAD_DIM >> 1u), c);
+        }
+        hadamard_forward(lane);
+        for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
+            if live {
+                let scaled = hadamard_data[c] * params.hadamard_scale;
+                prepared[params.scaled_at + query * HEAD_DIM + c] = bitcast<u32>(scaled);
             }
         }
     }

@@ -4,7 +4,7 @@
 // (restore.wgsl does the rest: no key or value words then). With FILL = 1 rows get zeros, and
 // positions u32::MAX, and no page is read. Pages outside the slab and rows outside the tensors are
 // ignored. Dispatched by src/cache/gpu/fetch.rs; twin src/cache/cpu/fetch.rs.
-// One workgroup an entry (page, row, rows). Needs element.wgsl and narrow.wgsl.
+// One workgroup an entry (page, row, rows, key scale). Needs element.wgsl and narrow.wgsl.
 
 struct Params {
     first: u32,
@@ -52,7 +52,7 @@ fn main(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let index = group.y * groups.x + group.x;
-    let entry = params.first + 3u * min(index, params.count - 1u);
+    let entry = params.first + 4u * min(index, params.count - 1u);
     let page = list[entry] - params.base;
     let row = min(list[entry + 1u], params.out_rows);
     let live = index < params.count && (page < params.pages || FILL == 1u);

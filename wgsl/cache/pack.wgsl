@@ -2,7 +2,8 @@
 // Packs raw pages: keys or values of each into those of a packed page, and with `rows` > 0 the
 // positions too. Pages outside the slabs are ignored. Dispatched by src/cache/gpu/pack.rs; twin
 // src/cache/cpu/pack.rs.
-// One workgroup an entry (from, to). Needs element.wgsl, hadamard.wgsl and encode.wgsl of common.
+// One workgroup an entry (from, to, key scale). Needs element.wgsl, hadamard.wgsl, grid.wgsl,
+// divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl and encode.wgsl of common.
 
 struct Params {
     first: u32,
@@ -26,6 +27,7 @@ struct Params {
     o_offset: u32,
     grid_offset: u32,
     scale: f32,
+    last_scale: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -33,7 +35,15 @@ struct Params {
 @group(0) @binding(2) var<storage, read> data: array<u32>;
 // Centroids of 8, 4 or 2 channels, one after the other.
 @group(0) @binding(3) var<uniform> book: array<vec4<f32>, BOOK_FOURS>;
-@group(0) @binding(4) var<storage, read_write> pages: array<u32>;
+// Key scales; not read without KEY_SCALED.
+@group(0) @binding(4) var<storage, read> key_scales: array<u32>;
+// The embedding.
+@group(0) @binding(5) var<uniform> rope: array<vec4<u32>, ROPE_FOURS>;
+@group(0) @binding(6) var<storage, read_write> pages: array<u32>;
+
+fn encode_position(place: u32) -> u32 {
+    return data[place];
+}
 
 @compute @workgroup_size(HADAMARD_LANES)
 fn main(
@@ -42,7 +52,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
     let index = group.y * groups.x + group.x;
-    let entry = params.first + 2u * min(index, params.count - 1u);
+    let entry = params.first + 3u * min(index, params.count - 1u);
     let start = list[entry] - params.from_base;
     let end = list[entry + 1u] - params.to_base;
     let live = index < params.count && start < params.from_pages && end < params.to_pages;
@@ -53,5 +63,8 @@ fn main(
         pages[write + params.to_positions + i] = data[read + params.from_positions + i];
     }
     let chunk = select(0u, params.chunk, live);
-    encode_chunk(lane, chunk, 2u * (read + params.from_side), write + params.to_side);
+    let places = read + params.from_positions;
+    let side = 2u * (read + params.from_side);
+    let key_scale = min(list[entry + 2u], params.last_scale) * (HEAD_DIM >> 1u);
+    encode_chunk(lane, chunk, side, places, write + params.to_side, key_scale);
 }

@@ -3,8 +3,8 @@
 // dense tensor, which is taken as pages of one row. With `position_rows` > 0 positions are copied
 // too. Pages outside the slab and rows outside the result are ignored.
 // Dispatched by src/cache/gpu/restore.rs; twin src/cache/cpu/restore.rs.
-// One workgroup an entry (from, to, rows). Needs element.wgsl, page.wgsl, hadamard.wgsl and
-// decode.wgsl of common.
+// One workgroup an entry (from, to, rows, key scale). Needs element.wgsl, page.wgsl, hadamard.wgsl,
+// grid.wgsl, divide.wgsl, rope.wgsl, key_scale.wgsl and decode.wgsl of common.
 
 struct Params {
     first: u32,
@@ -30,6 +30,7 @@ struct Params {
     grid_offset: u32,
     scale: f32,
     norm: f32,
+    last_scale: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -37,7 +38,15 @@ struct Params {
 @group(0) @binding(2) var<storage, read> pages: array<u32>;
 // Centroids of 8, 4 or 2 channels, one after the other.
 @group(0) @binding(3) var<storage, read> book: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read_write> rows: array<u32>;
+// Key scales; not read without KEY_SCALED.
+@group(0) @binding(4) var<storage, read> key_scales: array<u32>;
+// The embedding.
+@group(0) @binding(5) var<uniform> rope: array<vec4<u32>, ROPE_FOURS>;
+@group(0) @binding(6) var<storage, read_write> rows: array<u32>;
+
+fn decode_position(place: u32) -> u32 {
+    return pages[place];
+}
 
 @compute @workgroup_size(HADAMARD_LANES)
 fn main(
@@ -46,7 +55,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
     let index = group.y * groups.x + group.x;
-    let entry = params.first + 3u * min(index, params.count - 1u);
+    let entry = params.first + 4u * min(index, params.count - 1u);
     let start = list[entry] - params.from_base;
     let end = list[entry + 1u] - params.to_base;
     let live = index < params.count && start < params.from_pages && end < params.to_pages;
@@ -57,5 +66,7 @@ fn main(
     for (var i = lane; i < min(count, params.position_rows); i += HADAMARD_LANES) {
         rows[write + params.to_positions + i] = pages[read + params.from_positions + i];
     }
-    decode_chunk(lane, count, read + params.from_side, write + params.to_side);
+    let places = read + params.from_positions;
+    let key_scale = min(list[entry + 3u], params.last_scale) * (HEAD_DIM >> 1u);
+    decode_chunk(lane, count, read + params.from_side, places, write + params.to_side, key_scale);
 }

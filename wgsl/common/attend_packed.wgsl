@@ -33,16 +33,22 @@ struct PackedParams {
     positions_at: u32,
     key_book: u32,
     value_book: u32,
+    // Where the queries times the rows' key scales lie, transformed; 0 where there are none.
+    scaled_at: u32,
+    _pad0: u32,
+    _pad1: u32,
+    _pad2: u32,
 }
 
 const PACKED_MIN_NORM: f32 = 1e-8;
 // There are sign bits; scales and means have 4 bits; the mean is in the Hadamard domain; centroids are
-// brought to norm sqrt(d); indices have 6 bits.
+// brought to norm sqrt(d); indices have 6 bits; first scales and means have 4 bits on linear grids.
 const PACKED_SIGNS: u32 = 1u;
 const PACKED_FOUR: u32 = 2u;
 const PACKED_TURNED: u32 = 4u;
 const PACKED_NORMED: u32 = 8u;
 const PACKED_SIX: u32 = 16u;
+const PACKED_LINEAR: u32 = 32u;
 
 fn packed_has(form: u32, what: u32) -> bool {
     return (form & what) != 0u;
@@ -78,6 +84,20 @@ fn packed_squares(lane: u32) {
             packed_value_square[i] =
                 packed_square(packed_value_row(2u * i), packed_value_row(2u * i + 1u));
         }
+    }
+}
+
+// Puts what meets the centroids of keys before the workgroup. A barrier must follow.
+fn packed_show(lane: u32, query: vec4<u32>) {
+    let at = params.packed.scaled_at;
+    if at == 0u {
+        attend_show(lane, query, HEAD_DIM);
+        return;
+    }
+    for (var c = lane; c < HEAD_DIM; c += SOFTMAX_LANES) {
+        let word = query * HEAD_DIM + vec4<u32>(at + c);
+        attend_query[c] = bitcast<vec4<f32>>(vec4<u32>(
+            prepared[word.x], prepared[word.y], prepared[word.z], prepared[word.w]));
     }
 }
 
@@ -260,8 +280,10 @@ fn packed_piece(page: vec4<u32>, token: u32, piece: u32) -> AttendPiece {
 }
 
 fn packed_mean(page: vec4<u32>, channel: u32) -> f32 {
-    if packed_has(params.packed.value_form, PACKED_FOUR) {
-        let grid = grid_parts(packed_value(page, params.packed.value_grid + 2u));
+    if packed_has(params.packed.value_form, PACKED_FOUR | PACKED_LINEAR) {
+        let linear = packed_has(params.packed.value_form, PACKED_LINEAR);
+        let number = select(2u, 1u + (channel >> 5u), linear);
+        let grid = grid_parts(packed_value(page, params.packed.value_grid + number));
         let word = packed_value(page, params.packed.value_o + (channel >> 3u));
         return grid_value(grid, grid_nibble(word, channel));
     }
@@ -278,8 +300,10 @@ fn packed_means(page: vec4<u32>, c: u32) -> AttendPiece {
 }
 
 fn packed_key_mean(page: vec4<u32>, channel: u32) -> f32 {
-    if packed_has(params.packed.key_form, PACKED_FOUR) {
-        let grid = grid_parts(packed_key(page, params.packed.key_grid + 2u));
+    if packed_has(params.packed.key_form, PACKED_FOUR | PACKED_LINEAR) {
+        let linear = packed_has(params.packed.key_form, PACKED_LINEAR);
+        let number = select(2u, 1u + (channel >> 5u), linear);
+        let grid = grid_parts(packed_key(page, params.packed.key_grid + number));
         let word = packed_key(page, params.packed.key_o + (channel >> 3u));
         return grid_value(grid, grid_nibble(word, channel));
     }
@@ -299,6 +323,14 @@ fn packed_key_scales(page: vec4<u32>, token: u32) -> vec2<f32> {
         );
     }
     let half = token >> 1u;
+    if packed_has(plan.key_form, PACKED_LINEAR) {
+        let grid = grid_linear_parts(packed_key(page, plan.key_grid));
+        let word = packed_key(page, plan.key_s1 + (token >> 3u));
+        return vec2<f32>(
+            grid_value(grid, grid_nibble(word, token)),
+            page_real(packed_key(page, plan.key_s2 + half), token),
+        );
+    }
     return vec2<f32>(
         page_scale(packed_key(page, plan.key_s1 + half), token),
         page_real(packed_key(page, plan.key_s2 + half), token),
@@ -317,6 +349,14 @@ fn packed_value_scales(page: vec4<u32>, token: u32) -> vec2<f32> {
         );
     }
     let half = token >> 1u;
+    if packed_has(plan.value_form, PACKED_LINEAR) {
+        let grid = grid_linear_parts(packed_value(page, plan.value_grid));
+        let word = packed_value(page, plan.value_s1 + (token >> 3u));
+        return vec2<f32>(
+            grid_value(grid, grid_nibble(word, token)),
+            page_real(packed_value(page, plan.value_s2 + half), token),
+        );
+    }
     return vec2<f32>(
         page_scale(packed_value(page, plan.value_s1 + half), token),
         page_real(packed_value(page, plan.value_s2 + half), token),
@@ -333,19 +373,14 @@ fn packed_page(
 ) {
     let plan = params.packed;
     let tokens = plan.chunk;
-    var part = vec4<f32>(0.0);
-    // A mean in the Hadamard domain meets the transformed query.
-    let shown = select(0u, HEAD_DIM, packed_has(plan.key_form, PACKED_TURNED));
-    for (var c = own.lane; c < HEAD_DIM; c += SOFTMAX_LANES) {
-        part += attend_real(block.query, shown + c) * packed_key_mean(page, c);
-    }
-    let shared_dot = softmax_sum(own.lane, part);
+    let mean_start = packed_mean_start(own, page, block);
     for (var tile = 0u; tile < tokens; tile += SOFTMAX_LANES) {
         let token = tile + own.lane;
         var logit = vec4<f32>(SOFTMAX_UNSEEN);
         var seen = vec4<bool>(false);
         var s1 = 0.0;
         var s2 = 0.0;
+        let mean_dot = packed_mean_dot(own, page, block, token, mean_start);
         if token < tokens {
             var position = 0u;
             if params.attend.causal != 0u {
@@ -353,7 +388,7 @@ fn packed_page(
             }
             seen = attend_seen(block, position);
             let key = packed_key_scales(page, token);
-            let dot = key.x * (key.y * packed_dot(page, token) + shared_dot);
+            let dot = key.x * (key.y * packed_dot(page, token) + mean_dot);
             logit = select(logit, attend_logit(block, dot), seen);
             let value = packed_value_scales(page, token);
             s1 = value.x;

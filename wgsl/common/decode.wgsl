@@ -2,12 +2,18 @@
 // sqrt(d) where the gain is the token's own. Twin: src/nsnquant/cpu/decode.rs, with the same order of
 // sums.
 // Tokens come in batches that fill hadamard_data. A lane owns two pieces of a batch.
-// Needs element.wgsl, page.wgsl, hadamard.wgsl and grid.wgsl, these bindings: `pages` (read), `book`
-// (read), `rows` (written), `params` with dtype, sign_offset, s1_offset, s2_offset, o_offset,
+// With a rotary embedding the mean is turned to the token's position.
+// Needs element.wgsl, page.wgsl, hadamard.wgsl, grid.wgsl, divide.wgsl, rope.wgsl and key_scale.wgsl,
+// decode_position (place) -> u32 for the position of a token, these bindings: `pages` (read), `book`
+// (read), `key_scales` (read), `rows` (written), `params` with dtype, sign_offset, s1_offset, s2_offset, o_offset,
 // grid_offset, scale and norm, and the codec's constants (src/nsnquant/gpu/device.rs).
 
 const LANES: u32 = HADAMARD_LANES;
 const MIN_SCALE: f32 = 1e-8;
+// As in encode.wgsl.
+const FORM_HALF: u32 = 0u;
+const FORM_FOUR: u32 = 1u;
+const FORM_LINEAR: u32 = 2u;
 // Largest magnitude of a decoded value: of f32, and of f16.
 const LIMIT: f32 = 3.4e38;
 const HALF_LIMIT: f32 = 65504.0;
@@ -21,6 +27,7 @@ var<workgroup> wg_square: array<f32, 2 * HADAMARD_LANES>;
 var<workgroup> wg_gain: array<f32, BATCH>;
 var<workgroup> wg_s1: array<f32, BATCH>;
 var<workgroup> wg_s2: array<f32, BATCH>;
+var<workgroup> wg_position: array<u32, BATCH>;
 var<workgroup> wg_mean: array<f32, HEAD_DIM>;
 
 // Token of the batch that owns a piece. Exact for places below 256 and up to 64 pieces a token.
@@ -91,12 +98,10 @@ fn look_up(page: u32, piece: u32, place: u32, live: bool) {
 // Puts the mean of the page at word `page`, not transformed, into wg_mean. To be called by the whole
 // workgroup.
 fn load_mean(lane: u32, page: u32) {
-    var grid = vec2<f32>(0.0);
-    if FOUR == 1u {
-        grid = grid_parts(pages[page + params.grid_offset + 2u]);
-    }
     for (var c = lane; c < HEAD_DIM; c += LANES) {
-        if FOUR == 1u {
+        if FORM != FORM_HALF {
+            let number = select(2u, 1u + (c >> 5u), FORM == FORM_LINEAR);
+            let grid = grid_parts(pages[page + params.grid_offset + number]);
             let word = pages[page + params.o_offset + (c >> 3u)];
             wg_mean[c] = grid_value(grid, grid_nibble(word, c));
         } else {
@@ -116,12 +121,26 @@ fn load_mean(lane: u32, page: u32) {
     }
 }
 
-// Value `at` of the batch, restored.
-fn restore(at: u32) -> f32 {
+// Channel `channel` of the mean as a token of the batch has it.
+fn own_mean(token: u32, channel: u32) -> f32 {
+    if ROPE == 0u {
+        return wg_mean[channel];
+    }
+    let place = rope_place(channel);
+    let turn = rope_turn(place.pair, wg_position[token]);
+    return rope_forward(place, turn, wg_mean[channel], wg_mean[place.other]);
+}
+
+// Value `at` of the batch, restored; with KEY_SCALED that of keys under the scale at a word.
+fn restore(at: u32, key_scale: u32) -> f32 {
     let token = batch_token(at >> 3u);
     let channel = at - token * HEAD_DIM;
     let s1 = wg_s1[token];
-    let inner = wg_s2[token] * (hadamard_data[at] * wg_gain[token]) + wg_mean[channel];
+    var value = hadamard_data[at];
+    if KEY_SCALED == 1u {
+        value *= key_scale_factor(key_scale, channel);
+    }
+    let inner = wg_s2[token] * (value * wg_gain[token]) + own_mean(token, channel);
     if s1 > HUGE {
         return clamp((s1 * SHRINK) * inner, -LIMIT * SHRINK, LIMIT * SHRINK) * GROW;
     }
@@ -137,16 +156,19 @@ fn narrow(value: f32) -> u32 {
     return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
 }
 
-// Unpacks `chunk` tokens of the page at word `page` into rows that start at word `out` of `rows`. To be
-// called by the whole workgroup.
-fn decode_chunk(lane: u32, chunk: u32, page: u32, out: u32) {
+// Unpacks `chunk` tokens of the page at word `page`, whose positions are those from place `row` on,
+// into rows that start at word `out` of `rows`. To be called by the whole workgroup.
+fn decode_chunk(lane: u32, chunk: u32, page: u32, row: u32, out: u32, key_scale: u32) {
     let place = vec2<u32>(lane, lane + LANES);
     let token = vec2<u32>(batch_token(place.x), batch_token(place.y));
     load_mean(lane, page);
     var grids = vec4<f32>(0.0);
-    if FOUR == 1u {
+    if FORM == FORM_FOUR {
         let at = page + params.grid_offset;
         grids = vec4<f32>(grid_parts(pages[at]), grid_parts(pages[at + 1u]));
+    }
+    if FORM == FORM_LINEAR {
+        grids = vec4<f32>(grid_linear_parts(pages[page + params.grid_offset]), 0.0, 0.0);
     }
     for (var first = 0u; first < chunk; first += BATCH) {
         let live = (token < vec2<u32>(BATCH)) & (token + first < vec2<u32>(chunk));
@@ -164,7 +186,14 @@ fn decode_chunk(lane: u32, chunk: u32, page: u32, out: u32) {
             if GAIN == 0u {
                 wg_gain[t] = params.norm / max(sqrt(square), MIN_SCALE) * params.scale;
             }
-            if FOUR == 1u {
+            if ROPE == 1u {
+                wg_position[t] = decode_position(row + at);
+            }
+            if FORM == FORM_LINEAR {
+                let word = pages[page + params.s1_offset + (at >> 3u)];
+                wg_s1[t] = grid_value(grids.xy, grid_nibble(word, at));
+                wg_s2[t] = page_real(pages[page + params.s2_offset + (at >> 1u)], at);
+            } else if FORM == FORM_FOUR {
                 let first_word = pages[page + params.s1_offset + (at >> 3u)];
                 let second_word = pages[page + params.s2_offset + (at >> 3u)];
                 wg_s1[t] = grid_scale(grids.xy, grid_nibble(first_word, at));
@@ -179,12 +208,12 @@ fn decode_chunk(lane: u32, chunk: u32, page: u32, out: u32) {
         let at_first = first * HEAD_DIM;
         if params.dtype == 0u {
             for (var at = lane; at < count; at += LANES) {
-                rows[out + at_first + at] = bitcast<u32>(restore(at));
+                rows[out + at_first + at] = bitcast<u32>(restore(at, key_scale));
             }
         } else {
             for (var pair = lane; pair < (count >> 1u); pair += LANES) {
-                let low = narrow(restore(2u * pair));
-                let high = narrow(restore(2u * pair + 1u));
+                let low = narrow(restore(2u * pair, key_scale));
+                let high = narrow(restore(2u * pair + 1u, key_scale));
                 rows[out + (at_first >> 1u) + pair] = low | (high << 16u);
             }
         }

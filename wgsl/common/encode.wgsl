@@ -3,8 +3,9 @@
 // Twin: src/nsnquant/cpu/encode.rs, with the same order of sums.
 // It goes over the tokens twice, in batches that fill hadamard_data: for s1 and o, then for the rest.
 // A lane owns two pieces of a batch, `place` and `place + LANES`.
-// Needs element.wgsl, hadamard.wgsl and grid.wgsl, these bindings: `data` (read), `book` (uniform),
-// `pages` (written), `params` with dtype, chunk, sign_offset, s1_offset, s2_offset, o_offset,
+// Needs element.wgsl, hadamard.wgsl, grid.wgsl, divide.wgsl, rope.wgsl, key_scale.wgsl and nearest.wgsl,
+// encode_position (place) -> u32 for the position of a token row, these bindings: `data` (read),
+// `book` (uniform), `key_scales` (read), `pages` (written), `params` with dtype, chunk, sign_offset, s1_offset, s2_offset, o_offset,
 // grid_offset and scale, and the codec's constants (src/nsnquant/gpu/device.rs).
 
 const LANES: u32 = HADAMARD_LANES;
@@ -13,7 +14,12 @@ const MIN_SCALE: f32 = 1e-8;
 const HUGE: f32 = 1.2676506e30;
 const SHRINK: f32 = 9.313226e-10;
 const BELOW_FOUR: f32 = 3.9999998;
-const MAX_GAIN: f32 = 4.0;
+// Rows of unit books are shorter by sqrt(8).
+const MAX_GAIN: f32 = select(11.313709, 4.0, PLAIN == 1u);
+// Scales and means of 16 bits; of 4; first scales and means of 4 on linear grids.
+const FORM_HALF: u32 = 0u;
+const FORM_FOUR: u32 = 1u;
+const FORM_LINEAR: u32 = 2u;
 const GAIN_TOKEN: u32 = 0u;
 const GAIN_NORM: u32 = 2u;
 
@@ -22,11 +28,6 @@ var<workgroup> wg_mean: array<f32, HEAD_DIM>;
 var<workgroup> wg_piece: array<u32, 2 * HADAMARD_LANES>;
 var<workgroup> wg_token: array<u32, BATCH>;
 var<workgroup> wg_square: array<f32, BATCH>;
-
-struct Piece {
-    low: vec4<f32>,
-    high: vec4<f32>,
-}
 
 // Token of the batch that owns a piece. Exact for places below 256 and up to 64 pieces a token.
 fn batch_token(place: u32) -> u32 {
@@ -73,12 +74,6 @@ fn top_bits(v: vec4<f32>) -> u32 {
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
 }
 
-fn square_sum(piece: Piece) -> f32 {
-    let a = piece.low * piece.low;
-    let b = piece.high * piece.high;
-    return ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
-}
-
 fn store_piece(place: u32, piece: Piece) {
     let at = place * 8u;
     hadamard_data[at] = piece.low.x;
@@ -99,14 +94,19 @@ fn load_piece(place: u32) -> Piece {
             hadamard_data[at + 1u],
             hadamard_data[at + 2u],
             hadamard_data[at + 3u],
-        ) * params.scale,
+        ),
         vec4<f32>(
             hadamard_data[at + 4u],
             hadamard_data[at + 5u],
             hadamard_data[at + 6u],
             hadamard_data[at + 7u],
-        ) * params.scale,
+        ),
     );
+}
+
+fn load_scaled(place: u32) -> Piece {
+    let piece = load_piece(place);
+    return Piece(piece.low * params.scale, piece.high * params.scale);
 }
 
 fn mean_piece(channel: u32) -> Piece {
@@ -126,6 +126,20 @@ fn mean_piece(channel: u32) -> Piece {
     );
 }
 
+// Takes the mean, turned to each token's position, off the tokens of the batch, `row` being the place
+// of the first one's position. To be called by the whole workgroup; barriers must stand around it.
+fn take_turned_mean(lane: u32, row: u32, last: u32) {
+    for (var i = lane; i < BATCH * (HEAD_DIM / 2u); i += LANES) {
+        let token = batch_token(i >> 2u);
+        let pair = i - token * (HEAD_DIM / 2u);
+        let turn = rope_turn(pair, encode_position(row + min(token, last)));
+        let at = rope_channels(pair);
+        let mean = vec2<f32>(wg_mean[at.x], wg_mean[at.y]);
+        hadamard_data[token * HEAD_DIM + at.x] -= mean.x * turn.x - mean.y * turn.y;
+        hadamard_data[token * HEAD_DIM + at.y] -= mean.y * turn.x + mean.x * turn.y;
+    }
+}
+
 fn signs4(v: vec4<f32>) -> u32 {
     let bits = select(vec4<u32>(0u), vec4<u32>(1u, 2u, 4u, 8u), v >= vec4<f32>(0.0));
     return (bits.x | bits.y) | (bits.z | bits.w);
@@ -142,182 +156,6 @@ fn target_of(piece: Piece) -> Piece {
         return Piece(abs(piece.low), abs(piece.high));
     }
     return piece;
-}
-
-// Half the squared norm of a centroid, taken off its dot products; nothing in unit books.
-fn half_square(piece: Piece) -> f32 {
-    return select(0.0, 0.5 * square_sum(piece), PLAIN == 1u);
-}
-
-fn dot8(a: Piece, c: Piece, half: f32) -> f32 {
-    var sum = a.low.x * c.low.x - half;
-    sum += a.low.y * c.low.y;
-    sum += a.low.z * c.low.z;
-    sum += a.low.w * c.low.w;
-    sum += a.high.x * c.high.x;
-    sum += a.high.y * c.high.y;
-    sum += a.high.z * c.high.z;
-    return sum + a.high.w * c.high.w;
-}
-
-struct Best8 {
-    scores: vec2<f32>,
-    index: vec2<u32>,
-}
-
-fn better8(best: Best8, row: u32, a: Piece, b: Piece) -> Best8 {
-    let c = Piece(book[2u * row], book[2u * row + 1u]);
-    let half = half_square(c);
-    let scores = vec2<f32>(dot8(a, c, half), dot8(b, c, half));
-    let better = scores > best.scores;
-    let rows = vec2<u32>(row);
-    return Best8(select(best.scores, scores, better), select(best.index, rows, better));
-}
-
-// Indices of the centroids of 8 channels nearest to two pieces, the first of equals. Eight rows at a
-// time, and other long loops go in steps too: llvmpipe lets an invocation go round its loops 65,535
-// times in all and leaves them without a word after that; the largest chunks took twice as many.
-fn nearest8(a: Piece, b: Piece) -> vec2<u32> {
-    var best = Best8(vec2<f32>(-3e38), vec2<u32>(0u));
-    for (var row = 0u; row < ROWS; row += 8u) {
-        best = better8(best, row, a, b);
-        best = better8(best, row + 1u, a, b);
-        best = better8(best, row + 2u, a, b);
-        best = better8(best, row + 3u, a, b);
-        best = better8(best, row + 4u, a, b);
-        best = better8(best, row + 5u, a, b);
-        best = better8(best, row + 6u, a, b);
-        best = better8(best, row + 7u, a, b);
-    }
-    return best.index;
-}
-
-struct Best4 {
-    scores: vec4<f32>,
-    index: vec4<u32>,
-}
-
-fn better4(best: Best4, row: u32, x: vec4<f32>, y: vec4<f32>, z: vec4<f32>, w: vec4<f32>) -> Best4 {
-    let c = book[row];
-    let s = c * c;
-    let half = 0.5 * ((s.x + s.y) + (s.z + s.w));
-    let scores = (((x * c.x - half) + y * c.y) + z * c.z) + w * c.w;
-    let better = scores > best.scores;
-    let rows = vec4<u32>(row);
-    return Best4(select(best.scores, scores, better), select(best.index, rows, better));
-}
-
-// The same of 4 channels: two indices a piece.
-fn nearest4(a: Piece, b: Piece) -> vec2<u32> {
-    let x = vec4<f32>(a.low.x, a.high.x, b.low.x, b.high.x);
-    let y = vec4<f32>(a.low.y, a.high.y, b.low.y, b.high.y);
-    let z = vec4<f32>(a.low.z, a.high.z, b.low.z, b.high.z);
-    let w = vec4<f32>(a.low.w, a.high.w, b.low.w, b.high.w);
-    var best = Best4(vec4<f32>(-3e38), vec4<u32>(0u));
-    for (var row = 0u; row < ROWS; row += 8u) {
-        best = better4(best, row, x, y, z, w);
-        best = better4(best, row + 1u, x, y, z, w);
-        best = better4(best, row + 2u, x, y, z, w);
-        best = better4(best, row + 3u, x, y, z, w);
-        best = better4(best, row + 4u, x, y, z, w);
-        best = better4(best, row + 5u, x, y, z, w);
-        best = better4(best, row + 6u, x, y, z, w);
-        best = better4(best, row + 7u, x, y, z, w);
-    }
-    let index = best.index;
-    return vec2<u32>(index.x | (index.y << 8u), index.z | (index.w << 8u));
-}
-
-struct Best2 {
-    a: vec4<f32>,
-    b: vec4<f32>,
-    index_a: vec4<u32>,
-    index_b: vec4<u32>,
-}
-
-// The channels of two pieces, by their place in a centroid.
-struct Pairs {
-    ax: vec4<f32>,
-    ay: vec4<f32>,
-    bx: vec4<f32>,
-    by: vec4<f32>,
-}
-
-fn better2(best: Best2, row: u32, p: Pairs, c: vec2<f32>) -> Best2 {
-    let s = c * c;
-    let half = 0.5 * (s.x + s.y);
-    let a = (p.ax * c.x - half) + p.ay * c.y;
-    let b = (p.bx * c.x - half) + p.by * c.y;
-    let better_a = a > best.a;
-    let better_b = b > best.b;
-    let rows = vec4<u32>(row);
-    return Best2(
-        select(best.a, a, better_a),
-        select(best.b, b, better_b),
-        select(best.index_a, rows, better_a),
-        select(best.index_b, rows, better_b),
-    );
-}
-
-// Two rows lie in four numbers of the book.
-fn better2_both(best: Best2, row: u32, p: Pairs) -> Best2 {
-    let both = book[row >> 1u];
-    return better2(better2(best, row, p, both.xy), row + 1u, p, both.zw);
-}
-
-fn join(index: vec4<u32>) -> u32 {
-    return index.x | (index.y << INDEX_BITS) | (index.z << (2u * INDEX_BITS))
-        | (index.w << (3u * INDEX_BITS));
-}
-
-// The same of 2 channels: four indices a piece.
-fn nearest2(a: Piece, b: Piece) -> vec2<u32> {
-    let p = Pairs(
-        vec4<f32>(a.low.x, a.low.z, a.high.x, a.high.z),
-        vec4<f32>(a.low.y, a.low.w, a.high.y, a.high.w),
-        vec4<f32>(b.low.x, b.low.z, b.high.x, b.high.z),
-        vec4<f32>(b.low.y, b.low.w, b.high.y, b.high.w),
-    );
-    let least = vec4<f32>(-3e38);
-    var best = Best2(least, least, vec4<u32>(0u), vec4<u32>(0u));
-    for (var row = 0u; row < ROWS; row += 8u) {
-        best = better2_both(best, row, p);
-        best = better2_both(best, row + 2u, p);
-        best = better2_both(best, row + 4u, p);
-        best = better2_both(best, row + 6u, p);
-    }
-    return vec2<u32>(join(best.index_a), join(best.index_b));
-}
-
-// The indices of two pieces of 8 channels, lowest bits first.
-fn nearest(a: Piece, b: Piece) -> vec2<u32> {
-    if WIDTH == 8u {
-        return nearest8(a, b);
-    }
-    if WIDTH == 4u {
-        return nearest4(a, b);
-    }
-    return nearest2(a, b);
-}
-
-fn row2(index: u32) -> vec2<f32> {
-    let pair = book[index >> 1u];
-    return select(pair.xy, pair.zw, (index & 1u) == 1u);
-}
-
-// The centroids that a piece's indices stand for.
-fn centroids_of(code: u32) -> Piece {
-    if WIDTH == 8u {
-        return Piece(book[2u * code], book[2u * code + 1u]);
-    }
-    if WIDTH == 4u {
-        return Piece(book[code & 0xffu], book[code >> 8u]);
-    }
-    let mask = ROWS - 1u;
-    return Piece(
-        vec4<f32>(row2(code & mask), row2((code >> INDEX_BITS) & mask)),
-        vec4<f32>(row2((code >> (2u * INDEX_BITS)) & mask), row2((code >> (3u * INDEX_BITS)) & mask)),
-    );
 }
 
 // The second factor of the gain's quotient, whose first is the token's own square.
@@ -403,15 +241,26 @@ fn quantise_scales(lane: u32, chunk: u32, plane: u32, word: u32) {
         high = max(high, key);
     }
     let both = ends(lane, low, high);
-    let grid = grid_of_scales(grid_unkey(both.x), grid_unkey(both.y));
-    let parts = grid_parts(grid);
+    let ends_of = vec2<f32>(grid_unkey(both.x), grid_unkey(both.y));
+    var grid = grid_of_scales(ends_of.x, ends_of.y);
+    var parts = grid_parts(grid);
+    if FORM == FORM_LINEAR {
+        grid = grid_of_linear_scales(ends_of.x, ends_of.y);
+        parts = grid_linear_parts(grid);
+    }
     for (var w = lane; 8u * w < chunk; w += LANES) {
         var codes = 0u;
         for (var i = 0u; i < 8u; i++) {
             let t = 8u * w + i;
             if t < chunk {
-                let code = grid_code(parts, grid_log(wg_scale[t]));
-                wg_scale[t] = grid_scale(parts, code);
+                var code = 0u;
+                if FORM == FORM_LINEAR {
+                    code = grid_code(parts, wg_scale[t]);
+                    wg_scale[t] = max(grid_value(parts, code), MIN_SCALE);
+                } else {
+                    code = grid_code(parts, grid_log(wg_scale[t]));
+                    wg_scale[t] = grid_scale(parts, code);
+                }
                 codes |= code << (4u * i);
             }
         }
@@ -452,6 +301,38 @@ fn quantise_mean(lane: u32, chunk: u32, plane: u32, word: u32) {
     workgroupBarrier();
 }
 
+// The same of the mean in groups of 32 channels, each by one lane.
+fn quantise_groups(lane: u32, chunk: u32, plane: u32, word: u32) {
+    for (var group = lane; 32u * group < HEAD_DIM; group += LANES) {
+        let first = 32u * group;
+        let end = min(first + 32u, HEAD_DIM);
+        var low = 0xffffffffu;
+        var high = 0u;
+        for (var c = first; c < end; c++) {
+            let key = grid_key(wg_mean[c]);
+            low = min(low, key);
+            high = max(high, key);
+        }
+        let grid = grid_spanning(grid_unkey(low), grid_unkey(high));
+        let parts = grid_parts(grid);
+        for (var eight = first; eight < end; eight += 8u) {
+            var codes = 0u;
+            for (var i = 0u; i < 8u; i++) {
+                let code = grid_code(parts, wg_mean[eight + i]);
+                wg_mean[eight + i] = grid_value(parts, code);
+                codes |= code << (4u * i);
+            }
+            if chunk > 0u {
+                pages[plane + (eight >> 3u)] = codes;
+            }
+        }
+        if chunk > 0u {
+            pages[word + group] = grid;
+        }
+    }
+    workgroupBarrier();
+}
+
 // Transforms the mean, or transforms it back. To be called by the whole workgroup.
 fn turn_mean(lane: u32, back: bool) {
     for (var i = lane; i < HADAMARD_VALUES; i += LANES) {
@@ -468,9 +349,28 @@ fn turn_mean(lane: u32, back: bool) {
     workgroupBarrier();
 }
 
-// Adds the tokens of a batch, divided by their scales, to the mean. To be called by the whole
-// workgroup.
-fn add_means(lane: u32, a: Piece, b: Piece, s1: vec2<f32>, inside: vec2<bool>, count: u32) {
+// Value `channel` of a token of the batch, turned back from its position.
+fn still_value(t: u32, channel: u32, row: u32) -> f32 {
+    let value = hadamard_data[t * HEAD_DIM + channel];
+    if ROPE == 0u {
+        return value;
+    }
+    let place = rope_place(channel);
+    let turn = rope_turn(place.pair, encode_position(row + t));
+    return rope_back(place, turn, value, hadamard_data[t * HEAD_DIM + place.other]);
+}
+
+// Adds the tokens of a batch, divided by their scales, to the mean; `row` is the place of the first
+// one's position. To be called by the whole workgroup.
+fn add_means(
+    lane: u32,
+    a: Piece,
+    b: Piece,
+    s1: vec2<f32>,
+    inside: vec2<bool>,
+    count: u32,
+    row: u32,
+) {
     let place = vec2<u32>(lane, lane + LANES);
     if inside.x {
         store_piece(place.x, divide_piece(a, s1.x));
@@ -482,7 +382,7 @@ fn add_means(lane: u32, a: Piece, b: Piece, s1: vec2<f32>, inside: vec2<bool>, c
     for (var c = lane; c < HEAD_DIM; c += LANES) {
         var sum = wg_mean[c];
         for (var t = 0u; t < count; t++) {
-            sum += hadamard_data[t * HEAD_DIM + c];
+            sum += still_value(t, c, row);
         }
         wg_mean[c] = sum;
     }
@@ -526,9 +426,18 @@ fn write_codes(out: u32, at: u32, group: u32) {
     }
 }
 
-// Packs `chunk` tokens, whose elements start at `base` of `data`, into the page at word `out`; all of
-// params.chunk, or none. To be called by the whole workgroup.
-fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
+// The centred piece, divided by the key scale that starts at a word.
+fn unscale_piece(piece: Piece, key_scale: u32, channel: u32) -> Piece {
+    return Piece(
+        piece.low / key_scale_four(key_scale, channel),
+        piece.high / key_scale_four(key_scale, channel + 4u),
+    );
+}
+
+// Packs `chunk` tokens, whose elements start at `base` of `data` and whose positions are those from
+// place `row` on, into the page at word `out`; all of params.chunk, or none. With KEY_SCALED they are
+// keys under the scale that starts at word `key_scale`. To be called by the whole workgroup.
+fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32, key_scale: u32) {
     let place = vec2<u32>(lane, lane + LANES);
     let token = vec2<u32>(batch_token(place.x), batch_token(place.y));
     let channel = (place - token * PIECES) * 8u;
@@ -564,13 +473,13 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
             }
         }
         workgroupBarrier();
-        if FOUR == 0u {
+        if FORM == FORM_HALF {
             let at = min(first + token, vec2<u32>(last));
             let s1 = vec2<f32>(wg_scale[at.x], wg_scale[at.y]);
-            add_means(lane, a, b, s1, inside, min(BATCH, chunk - first));
+            add_means(lane, a, b, s1, inside, min(BATCH, chunk - first), row + first);
         }
     }
-    if FOUR == 1u {
+    if FORM != FORM_HALF {
         // Scales of 4 bits depend on the whole chunk, so the tokens are read once more.
         quantise_scales(lane, chunk, out + params.s1_offset, out + params.grid_offset);
         for (var first = 0u; first < chunk; first += BATCH) {
@@ -580,7 +489,7 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
             let s1 = vec2<f32>(wg_scale[at.x], wg_scale[at.y]);
             let a = read_piece(index.x, live.x);
             let b = read_piece(index.y, live.y);
-            add_means(lane, a, b, s1, inside, min(BATCH, chunk - first));
+            add_means(lane, a, b, s1, inside, min(BATCH, chunk - first), row + first);
         }
     }
 
@@ -591,7 +500,9 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
     if TURNED == 1u {
         turn_mean(lane, false);
     }
-    if FOUR == 1u {
+    if FORM == FORM_LINEAR {
+        quantise_groups(lane, chunk, out + params.o_offset, out + params.grid_offset + 1u);
+    } else if FORM == FORM_FOUR {
         quantise_mean(lane, chunk, out + params.o_offset, out + params.grid_offset + 2u);
     } else {
         for (var pair = lane; pair < HEAD_DIM / 2u; pair += LANES) {
@@ -612,10 +523,32 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
         let index = base + (first + token) * HEAD_DIM + channel;
         var a = divide_piece(read_piece(index.x, live.x), wg_scale[min(first + token.x, last)]);
         var b = divide_piece(read_piece(index.y, live.y), wg_scale[min(first + token.y, last)]);
-        let mean_a = mean_piece(channel.x);
-        let mean_b = mean_piece(channel.y);
-        a = Piece(a.low - mean_a.low, a.high - mean_a.high);
-        b = Piece(b.low - mean_b.low, b.high - mean_b.high);
+        if ROPE == 1u {
+            if inside.x {
+                store_piece(place.x, a);
+            }
+            if inside.y {
+                store_piece(place.y, b);
+            }
+            workgroupBarrier();
+            take_turned_mean(lane, row + first, last - first);
+            workgroupBarrier();
+            if inside.x {
+                a = load_piece(place.x);
+            }
+            if inside.y {
+                b = load_piece(place.y);
+            }
+        } else {
+            let mean_a = mean_piece(channel.x);
+            let mean_b = mean_piece(channel.y);
+            a = Piece(a.low - mean_a.low, a.high - mean_a.high);
+            b = Piece(b.low - mean_b.low, b.high - mean_b.high);
+        }
+        if KEY_SCALED == 1u {
+            a = unscale_piece(a, key_scale, channel.x);
+            b = unscale_piece(b, key_scale, channel.y);
+        }
         wg_piece[place.x] = bitcast<u32>(square_sum(a));
         wg_piece[place.y] = bitcast<u32>(square_sum(b));
         workgroupBarrier();
@@ -633,10 +566,10 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
         }
         hadamard_forward(lane);
         if inside.x {
-            a = load_piece(place.x);
+            a = load_scaled(place.x);
         }
         if inside.y {
-            b = load_piece(place.y);
+            b = load_scaled(place.y);
         }
         let target_a = target_of(a);
         let target_b = target_of(b);
@@ -671,7 +604,7 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
         for (var group = lane; group < BATCH * PIECES / 4u; group += LANES) {
             write_codes(out, (first >> 2u) * PIECES * CODE_BYTES, group);
         }
-        if FOUR == 1u {
+        if FORM == FORM_FOUR {
             // The first scales of these tokens are no longer needed.
             for (var t = lane; t < min(BATCH, chunk - first); t += LANES) {
                 wg_scale[first + t] = bitcast<f32>(wg_token[t]);
@@ -686,14 +619,16 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, out: u32) {
                     let s2_low = element_half(wg_token[2u * pair]);
                     let s2_high = element_half(wg_token[2u * pair + 1u]);
                     let at = out + (low >> 1u);
-                    pages[at + params.s1_offset] = s1_low | select(0u, s1_high << 16u, both);
+                    if FORM == FORM_HALF {
+                        pages[at + params.s1_offset] = s1_low | select(0u, s1_high << 16u, both);
+                    }
                     pages[at + params.s2_offset] = s2_low | select(0u, s2_high << 16u, both);
                 }
             }
         }
         workgroupBarrier();
     }
-    if FOUR == 1u {
+    if FORM == FORM_FOUR {
         quantise_scales(lane, chunk, out + params.s2_offset, out + params.grid_offset + 1u);
     }
 }

@@ -7,6 +7,10 @@ const GRID_NOTHING: f32 = -128.0;
 const GRID_MIN_LOG: f32 = -126.0;
 const GRID_MAX_LOG: f32 = 127.0;
 const GRID_HALF_LIMIT: f32 = 65504.0;
+const GRID_LINEAR_RANGE: f32 = 32.0;
+const GRID_MAX_LINEAR: f32 = 1.5e38;
+const GRID_LOW_LIMIT: f32 = 1.6e38;
+const GRID_STEP_LIMIT: f32 = 1.1e37;
 
 // Log to base 2 of a positive number, at least -126.
 fn grid_log2(x: f32) -> f32 {
@@ -66,6 +70,27 @@ fn grid_log(scale: f32) -> f32 {
 fn grid_of_scales(low: f32, high: f32) -> u32 {
     let top = grid_log(high);
     return grid_spanning(select(top, max(grid_log(low), top - GRID_RANGE), high > 0.0), top);
+}
+
+// A number of a linear grid of scales; element_encode_scale's 16 bits. One that no encoder made may be
+// non-finite and reads as 0.
+fn grid_linear(stored: u32, limit: f32) -> f32 {
+    let top = select(0x7c00u, 0x7f80u, (stored & 0x8000u) != 0u);
+    return min(element_decode_scale(select(stored, 0u, (stored & top) == top)), limit);
+}
+
+// Low end and step of a linear grid of scales.
+fn grid_linear_parts(word: u32) -> vec2<f32> {
+    return vec2<f32>(
+        grid_linear(word & 0xffffu, GRID_LOW_LIMIT), grid_linear(word >> 16u, GRID_STEP_LIMIT));
+}
+
+// The word of the linear grid of scales between `low` and `high`, both at least 0.
+fn grid_of_linear_scales(low: f32, high: f32) -> u32 {
+    let top = min(high, GRID_MAX_LINEAR);
+    let first = element_encode_scale(clamp(low, top / GRID_LINEAR_RANGE, top));
+    let step = max((top - grid_linear(first, GRID_LOW_LIMIT)) / GRID_TOP, 0.0);
+    return first | (element_encode_scale(step) << 16u);
 }
 
 // Code of the value nearest to `value`.

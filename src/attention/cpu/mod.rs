@@ -56,7 +56,8 @@ pub fn attend(
     let shape = QueryShape { batch, heads, tokens, head_dim };
     let dims = [view.head_dim_k, view.head_dim_v];
     let plan = Plan::new(view.kv_rows, dims, shape, data.len(), config.into())?;
-    let prepared = rotate::prepare(&plan, data, view.packed.map(|packed| packed.keys));
+    let scales = view.packed.and_then(|packed| packed.key_scales);
+    let prepared = rotate::prepare(&plan, data, view.packed.map(|packed| packed.keys), scales);
     let codecs = view.packed.map(|packed| packed::Codecs::new(packed.keys, packed.values));
     let values = view.packed.map(|packed| packed.values);
     Ok(answer(&plan, &prepared, values, |block| {

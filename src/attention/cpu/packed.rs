@@ -7,7 +7,7 @@ use super::{BLOCK, SPLIT, TILE, splits};
 use crate::attention::plan::Plan;
 use crate::attention::view::PackedView;
 use crate::layout::{Family, Gain, MeanDomain, PIECE, PageLayout};
-use crate::nsnquant::Codec;
+use crate::nsnquant::{Codec, Rope};
 use crate::primitives::parallel::map;
 
 /// Smallest norm that a token's centroids are divided by.
@@ -52,7 +52,7 @@ impl<'a> Codecs<'a> {
 }
 
 /// A packed page, with the positions of its tokens; those are not read where attention is not
-/// causal.
+/// causal and keys have no rotary embedding to be turned by.
 #[derive(Clone, Copy)]
 pub(super) struct Page<'a> {
     pub(super) keys: &'a [u32],
@@ -146,6 +146,44 @@ fn square_sum(c: &[f32]) -> f32 {
     }
 }
 
+/// Logits of the mean of a page turned to the positions of its tokens: for each pair of channels that
+/// turns two coefficients of each query, for cosine and sine.
+struct Turning {
+    coefficients: Vec<[[f32; 2]; BLOCK]>,
+}
+
+impl Turning {
+    /// Makes the coefficients of queries `[count, dim]` with a mean; what does not turn is added to
+    /// `shared`.
+    fn start(&mut self, rope: &Rope, queries: &[f32], mean: &[f32], shared: &mut [f32]) {
+        let dim = mean.len();
+        self.coefficients.resize(rope.frequencies().len(), [[0.0; 2]; BLOCK]);
+        for (pair, coefficients) in self.coefficients.iter_mut().enumerate() {
+            let (a, b) = rope.channels(pair);
+            for (own, query) in coefficients.iter_mut().zip(queries.chunks_exact(dim)) {
+                *own = [
+                    query[a] * mean[a] + query[b] * mean[b],
+                    query[b] * mean[a] - query[a] * mean[b],
+                ];
+            }
+        }
+        let turned = 2 * self.coefficients.len();
+        for (shared, query) in shared.iter_mut().zip(queries.chunks_exact(dim)) {
+            *shared = query[turned..].iter().zip(&mean[turned..]).map(|(q, o)| q * o).sum();
+        }
+    }
+
+    /// Adds the logits at a position.
+    fn add(&self, rope: &Rope, position: u32, logits: &mut [f32; BLOCK]) {
+        for (pair, coefficients) in self.coefficients.iter().enumerate() {
+            let (cos, sin) = rope.turn_of(pair, position);
+            for (logit, [even, odd]) in logits.iter_mut().zip(coefficients) {
+                *logit += even * cos + odd * sin;
+            }
+        }
+    }
+}
+
 /// One partial state for each split of the pages of a row.
 pub(super) fn partials(
     plan: &Plan,
@@ -181,6 +219,7 @@ pub(super) struct Worker<'a> {
     values: Tile,
     /// Means of the page at hand.
     means: Vec<f32>,
+    turning: Turning,
 }
 
 impl<'a> Worker<'a> {
@@ -193,6 +232,7 @@ impl<'a> Worker<'a> {
             keys: Tile::new(plan.head_dim_k),
             values: Tile::new(plan.head_dim_v),
             means: vec![0.0; plan.head_dim_k.max(plan.head_dim_v)],
+            turning: Turning { coefficients: Vec::new() },
         }
     }
 
@@ -200,11 +240,18 @@ impl<'a> Worker<'a> {
         let (dim_k, dim_v) = (self.plan.head_dim_k, self.plan.head_dim_v);
         let count = self.block.scales.len();
         let (keys, values) = (&self.codecs.keys, &self.codecs.values);
-        means(keys.0, page.keys, &mut self.means[..dim_k]);
         let mut shared = [0.0; BLOCK];
-        for (query, shared) in shared[..count].iter_mut().enumerate() {
-            let own = if turned(keys.0) { self.block.rotated } else { self.block.plain };
-            *shared = dot(&own[query * dim_k..(query + 1) * dim_k], &self.means[..dim_k]);
+        let rope = keys.0.rope();
+        if let Some(rope) = rope {
+            let mean = &mut self.means[..dim_k];
+            keys.0.mean(page.keys, mean);
+            self.turning.start(rope, self.block.plain, mean, &mut shared[..count]);
+        } else {
+            means(keys.0, page.keys, &mut self.means[..dim_k]);
+            for (query, shared) in shared[..count].iter_mut().enumerate() {
+                let own = if turned(keys.0) { self.block.rotated } else { self.block.plain };
+                *shared = dot(&own[query * dim_k..(query + 1) * dim_k], &self.means[..dim_k]);
+            }
         }
         means(values.0, page.values, &mut self.means[..dim_v]);
         let mut logits = [[0.0; TILE]; BLOCK];
@@ -212,13 +259,17 @@ impl<'a> Worker<'a> {
             let tokens = tile.len();
             self.keys.read(keys, page.keys, tile.clone());
             let rows = &self.keys.rows[..tokens * dim_k];
-            dot_tile(self.block.rotated, count, rows, dim_k, &mut logits);
-            for (logits, shared) in logits[..count].iter_mut().zip(shared) {
-                for (at, logit) in logits[..tokens].iter_mut().enumerate() {
-                    *logit = self.keys.s1[at] * (self.keys.s2[at] * *logit + shared);
+            dot_tile(self.block.shown, count, rows, dim_k, &mut logits);
+            let positions = page.positions.get(tile.clone()).unwrap_or(&[]);
+            for at in 0..tokens {
+                let mut shared = shared;
+                if let Some(rope) = rope {
+                    self.turning.add(rope, positions[at], &mut shared);
+                }
+                for (logits, shared) in logits[..count].iter_mut().zip(shared) {
+                    logits[at] = self.keys.s1[at] * (self.keys.s2[at] * logits[at] + shared);
                 }
             }
-            let positions = page.positions.get(tile.clone()).unwrap_or(&[]);
             self.block.logits(self.plan, &mut logits, positions, tokens);
             if self.partial.weigh(&mut logits, tokens) {
                 self.values.read(values, page.values, tile);

@@ -1,14 +1,16 @@
 //! Attention over page tables.
 
+use half::f16;
+
 use super::{Attended, Queries, answer, packed, paged_packed, paged_raw, rotate};
 use crate::attention::config::PagedAttend;
 use crate::attention::plan::{Plan, QueryShape, Settings};
 use crate::attention::tables::{UNIT_PAGES, check};
-use crate::attention::view::{check_codecs, same};
+use crate::attention::view::{check_codecs, length, same};
 use crate::error::{Error, Result};
 use crate::layout::pool::{PageClass, PageId, PoolLayout};
 use crate::layout::tables::Tables;
-use crate::nsnquant::Codec;
+use crate::nsnquant::{Codec, check_factors};
 use crate::shape::{Dtype, Elements};
 
 /// Rows of one layer of a batch, in the pages of a pool.
@@ -24,6 +26,9 @@ pub struct PagedView<'a> {
     pub tables: &'a Tables,
     /// The words of the layer's slabs by class ([`PageClass::index`]) and by number.
     pub slabs: [&'a [Option<Vec<u32>>]; 3],
+    /// The key scale that the packed pages of each row are under, `[rows, head_dim_k]`, if any; that
+    /// of a row without such pages is of no account.
+    pub key_scales: Option<&'a [f16]>,
 }
 
 impl<'a> PagedView<'a> {
@@ -75,6 +80,10 @@ impl<'a> PagedView<'a> {
             let [keys, values] = self.codecs.ok_or(Error::Empty { argument: "codecs" })?;
             let [dim_k, dim_v] = self.layout.head_dims();
             check_codecs(keys, values, dim_k, dim_v)?;
+            if let Some(scales) = self.key_scales {
+                length("key_scales", scales.len(), self.tables.rows() * dim_k)?;
+                check_factors(scales)?;
+            }
             let expected = self.layout.packed();
             for (side, codec) in [keys, values].into_iter().enumerate() {
                 let argument = ["bits of the key codec", "bits of the value codec"][side];
@@ -122,7 +131,7 @@ pub fn attend_paged(
     let rows = view.tables.rows();
     let plan = Plan::new(rows, view.layout.head_dims(), shape, data.len(), settings)?;
     let codecs = view.codecs.filter(|_| !view.tables.packed.is_empty());
-    let prepared = rotate::prepare(&plan, data, codecs.map(|[keys, _]| keys));
+    let prepared = rotate::prepare(&plan, data, codecs.map(|[keys, _]| keys), view.key_scales);
     let books = codecs.map(|[keys, values]| packed::Codecs::new(keys, values));
     let units = view.tables.units(UNIT_PAGES)?;
     let of_row = |class: PageClass, row: usize| {

@@ -1,6 +1,9 @@
-//! Prepares queries: brings each to a fixed size by a power of two and makes `H q` of it.
+//! Prepares queries: brings each to a fixed size by a power of two and makes `H q` of it, and with key
+//! scales `H` of the scaled one.
 
 use core::ops::Range;
+
+use half::f16;
 
 use super::math::{power, soft_cap, times_power};
 use super::{BLOCK, TILE};
@@ -35,6 +38,7 @@ impl Scale {
 pub(super) struct Prepared {
     plain: Vec<f32>,
     rotated: Vec<f32>,
+    scaled: Option<Vec<f32>>,
     scales: Vec<Scale>,
 }
 
@@ -48,6 +52,9 @@ pub(super) struct Block<'a> {
     pub(super) plain: &'a [f32],
     /// `H q` of each, `[queries, head_dim_k]`; empty where nothing is packed.
     pub(super) rotated: &'a [f32],
+    /// What meets the centroids of keys: `H` of each times the row's key scale where there is one,
+    /// else `rotated`.
+    pub(super) shown: &'a [f32],
     /// How their dot products become logits.
     pub(super) scales: &'a [Scale],
 }
@@ -57,11 +64,14 @@ impl Prepared {
     pub(super) fn block(&self, plan: &Plan, row: usize, queries: Range<usize>) -> Block<'_> {
         let all = row * plan.per_row + queries.start..row * plan.per_row + queries.end;
         let values = all.start * plan.head_dim_k..all.end * plan.head_dim_k;
+        let part = |all: &'_ Vec<f32>| if all.is_empty() { 0..0 } else { values.clone() };
+        let shown = self.scaled.as_ref().unwrap_or(&self.rotated);
         Block {
             row,
             queries,
             plain: &self.plain[values.clone()],
-            rotated: if self.rotated.is_empty() { &[] } else { &self.rotated[values] },
+            rotated: &self.rotated[part(&self.rotated)],
+            shown: &shown[part(shown)],
             scales: &self.scales[all],
         }
     }
@@ -99,8 +109,15 @@ impl Block<'_> {
     }
 }
 
-/// Prepares all queries; `H q` is made where there is a codec.
-pub(super) fn prepare(plan: &Plan, data: Elements<'_>, codec: Option<&Codec>) -> Prepared {
+/// Prepares all queries; `H q` is made where there is a codec. `key_scales` are those of the rows
+/// `[kv_rows, head_dim_k]`.
+pub(super) fn prepare(
+    plan: &Plan,
+    data: Elements<'_>,
+    codec: Option<&Codec>,
+    key_scales: Option<&[f16]>,
+) -> Prepared {
+    let key_scales = key_scales.filter(|_| codec.is_some());
     let dim = plan.head_dim_k;
     let rows = map((0..plan.queries()).collect(), |query| {
         let mut plain = vec![0.0; dim];
@@ -111,21 +128,30 @@ pub(super) fn prepare(plan: &Plan, data: Elements<'_>, codec: Option<&Codec>) ->
         for x in &mut plain {
             *x = times_power(*x, QUERY_EXPONENT - exponent);
         }
-        let mut rotated = Vec::new();
+        let (mut rotated, mut scaled) = (Vec::new(), Vec::new());
         if let Some(codec) = codec {
             rotated.clone_from(&plain);
             codec.hadamard().forward(&mut rotated);
+            if let Some(key_scales) = key_scales {
+                let own = &key_scales[query / plan.per_row * dim..][..dim];
+                scaled.extend(plain.iter().zip(own).map(|(x, factor)| x * factor.to_f32()));
+                codec.hadamard().forward(&mut scaled);
+            }
         }
-        (plain, rotated, scale(plan, exponent))
+        (plain, rotated, scaled, scale(plan, exponent))
     });
     let mut prepared = Prepared {
         plain: Vec::with_capacity(plan.queries() * dim),
         rotated: Vec::new(),
+        scaled: key_scales.map(|_| Vec::new()),
         scales: Vec::with_capacity(plan.queries()),
     };
-    for (plain, rotated, scale) in rows {
+    for (plain, rotated, scaled, scale) in rows {
         prepared.plain.extend(plain);
         prepared.rotated.extend(rotated);
+        if let Some(all) = &mut prepared.scaled {
+            all.extend(scaled);
+        }
         prepared.scales.push(scale);
     }
     prepared

@@ -1,6 +1,7 @@
 //! Host side of `wgsl/common/attend.wgsl`: how queries are cut into blocks and where partial
 //! results go.
 
+use super::rotate::Prepared;
 use crate::attention::params::{AttendParams, PackedPageParams};
 use crate::attention::plan::Plan;
 use crate::gpu::Magic;
@@ -76,13 +77,18 @@ fn form(layout: &PageLayout) -> u32 {
         scheme.mean == MeanDomain::Hadamard,
         scheme.gain == Gain::TokenNorm,
         layout.index_bits() == 6,
+        scheme.metadata == Metadata::Linear,
     ];
     flags.iter().enumerate().map(|(bit, set)| u32::from(*set) << bit).sum()
 }
 
 /// What kernels are told of packed pages whose keys and values lie each by themselves, positions
 /// too; pages of a pool differ in the last seven fields.
-pub(super) fn page_params(keys: &PageLayout, values: &PageLayout) -> PackedPageParams {
+pub(super) fn page_params(
+    keys: &PageLayout,
+    values: &PageLayout,
+    prepared: &Prepared,
+) -> PackedPageParams {
     PackedPageParams {
         chunk: keys.chunk() as u32,
         norm_k: (keys.head_dim() as f32).sqrt(),
@@ -108,5 +114,7 @@ pub(super) fn page_params(keys: &PageLayout, values: &PageLayout) -> PackedPageP
         positions_at: 0,
         key_book: 0,
         value_book: 0,
+        scaled_at: prepared.scaled_at,
+        ..PackedPageParams::default()
     }
 }

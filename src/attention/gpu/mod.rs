@@ -20,7 +20,7 @@ use super::plan::{Plan, QueryShape, Settings};
 use crate::error::Result;
 use crate::gpu::{Kernel, Recorder, Slice, Variant};
 use crate::nsnquant::Hadamard;
-use crate::nsnquant::gpu::hadamard_constants;
+use crate::nsnquant::gpu::{hadamard_constants, rope_fours};
 use crate::shape::{MAX_HEAD_DIM, check_head_dim};
 use block::Partials;
 
@@ -50,6 +50,8 @@ pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
         (&packed::KERNEL, packed::variants()),
         (&paged_raw::KERNEL, tables::variants()),
         (&paged_packed::KERNEL, tables::variants()),
+        (&packed::ROPE_KERNEL, packed::rope_variants()),
+        (&paged_packed::ROPE_KERNEL, paged_packed::rope_variants()),
         (&merge::KERNEL, merge::variants()),
     ]
 }
@@ -87,7 +89,9 @@ pub fn attend(
     let partials = Partials { buffer: &buffer, queries: queries_of, stride, slot_base: 0 };
     let layouts =
         packed_view.map(|packed| [packed.keys, packed.values].map(|codec| codec.layout()));
-    let prepared = rotate::record(rec, &plan, queries, None, layouts.map(|[keys, _]| keys))?;
+    let scales = packed_view.and_then(|packed| packed.key_scales);
+    let keys = layouts.map(|[keys, _]| keys);
+    let prepared = rotate::record(rec, &plan, queries, None, keys, scales)?;
     if raw > 0 {
         raw::record(rec, &plan, view, &prepared, &partials, [raw, slots])?;
     }
@@ -143,6 +147,28 @@ fn head_dims() -> impl Iterator<Item = usize> {
 /// The variant of a stage for keys of a head dimension.
 fn head_dim_variant(head_dim: usize) -> Variant {
     Variant { constants: vec![("HEAD_DIM", head_dim as u32)], overrides: Vec::new() }
+}
+
+/// Constants of `wgsl/common/attend_rope.wgsl` and of what it needs.
+fn rope_constants(hadamard: &Hadamard) -> Vec<(&'static str, u32)> {
+    let head_dim = hadamard.dim();
+    // What a workgroup of the largest head dimensions has room for.
+    let part = if head_dim > 256 { 32 } else { head_dim / 2 };
+    let mut constants = hadamard_constants(hadamard, HADAMARD_LANES, 1);
+    constants.extend([
+        ("HEAD_DIM", head_dim as u32),
+        ("ROPE_FOURS", rope_fours(head_dim)),
+        ("ROPE_PART", part as u32),
+    ]);
+    constants
+}
+
+/// [`rope_constants`] of head dimensions of every kind, and with signs.
+fn rope_constants_of_all() -> impl Iterator<Item = Vec<(&'static str, u32)>> {
+    let kinds = [8, 24, 64, 80, 112, 128, 256, 448, 512].map(|dim| (dim, None));
+    kinds.into_iter().chain([(64, Some(1))]).filter_map(|(dim, seed)| {
+        Hadamard::signed("head_dim", dim, seed).ok().as_ref().map(rope_constants)
+    })
 }
 
 /// Variants of a stage that transforms one row, for each head dimension and with signs.

@@ -1,8 +1,9 @@
 //! Partial states over packed pages. Twin: `src/attention/cpu/packed.rs`.
 
 use super::block::{Partials, page_params};
+use super::rotate::Prepared;
 use super::view::DevicePackedView;
-use super::{head_dim_variant, head_dims, positions};
+use super::{head_dim_variant, head_dims, positions, rope_constants, rope_constants_of_all};
 use crate::attention::params::PackedParams;
 use crate::attention::plan::Plan;
 use crate::error::Result;
@@ -18,6 +19,7 @@ pub(super) static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/softmax.wgsl"),
         include_str!("../../../wgsl/common/attend.wgsl"),
         include_str!("../../../wgsl/common/attend_packed.wgsl"),
+        include_str!("../../../wgsl/common/attend_still.wgsl"),
         include_str!("../../../wgsl/attention/packed.wgsl"),
     ),
     bindings: &[
@@ -33,6 +35,36 @@ pub(super) static KERNEL: Kernel = Kernel {
     params: PackedParams::LAYOUT,
 };
 
+/// The same for keys that have a rotary embedding.
+pub(super) static ROPE_KERNEL: Kernel = Kernel {
+    name: "attention/packed+rope",
+    source: concat!(
+        include_str!("../../../wgsl/common/element.wgsl"),
+        include_str!("../../../wgsl/common/page.wgsl"),
+        include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
+        include_str!("../../../wgsl/common/softmax.wgsl"),
+        include_str!("../../../wgsl/common/attend.wgsl"),
+        include_str!("../../../wgsl/common/attend_packed.wgsl"),
+        include_str!("../../../wgsl/common/attend_rope.wgsl"),
+        include_str!("../../../wgsl/attention/packed.wgsl"),
+    ),
+    bindings: &[
+        Binding::Read("prepared"),
+        Binding::Read("offsets"),
+        Binding::Read("key_pages"),
+        Binding::Read("value_pages"),
+        Binding::Read("key_book"),
+        Binding::Read("value_book"),
+        Binding::Read("positions"),
+        Binding::Write("partials"),
+        Binding::Constant("rope"),
+    ],
+    params: PackedParams::LAYOUT,
+};
+
 /// Invocations of a workgroup and tokens of a tile.
 const LANES: usize = 64;
 
@@ -40,19 +72,24 @@ pub(super) fn variants() -> Vec<Variant> {
     head_dims().map(head_dim_variant).collect()
 }
 
+/// Variants of the kernel for keys that have a rotary embedding.
+pub(super) fn rope_variants() -> Vec<Variant> {
+    rope_constants_of_all().map(|constants| Variant { constants, overrides: Vec::new() }).collect()
+}
+
 /// Records the partial states of the last `splits` of `slots` slots of each row.
 pub(super) fn record(
     rec: &mut Recorder<'_>,
     plan: &Plan,
     view: &DevicePackedView<'_>,
-    prepared: &wgpu::Buffer,
+    prepared: &Prepared,
     partials: &Partials<'_>,
     [splits, slots]: [usize; 2],
 ) -> Result<()> {
     let by_splits = Magic::of(splits);
     let params = PackedParams {
         attend: partials.params(plan, LANES),
-        packed: page_params(view.keys.layout(), view.values.layout()),
+        packed: page_params(view.keys.layout(), view.values.layout(), prepared),
         kv_rows: plan.kv_rows as u32,
         total: view.pages as u32,
         splits: splits as u32,
@@ -62,20 +99,22 @@ pub(super) fn record(
         splits_shift1: by_splits.shift1,
         splits_shift2: by_splits.shift2,
     };
-    rec.dispatch(
-        &KERNEL,
-        &head_dim_variant(plan.head_dim_k),
-        &params,
-        &[
-            Slice::all(prepared),
-            view.page_offsets,
-            view.key_pages,
-            view.value_pages,
-            Slice::all(view.keys.book()),
-            Slice::all(view.values.book()),
-            positions(view.page_positions, view.page_offsets),
-            Slice::all(partials.buffer),
-        ],
-        Groups((plan.kv_rows * partials.blocks() * splits) as u64),
-    )
+    let mut slices = vec![
+        Slice::all(&prepared.buffer),
+        view.page_offsets,
+        view.key_pages,
+        view.value_pages,
+        Slice::all(view.keys.book()),
+        Slice::all(view.values.book()),
+        positions(view.page_positions, view.page_offsets),
+        Slice::all(partials.buffer),
+    ];
+    let groups = Groups((plan.kv_rows * partials.blocks() * splits) as u64);
+    if view.keys.codec().rope().is_some() {
+        slices.push(view.keys.rope());
+        let constants = rope_constants(view.keys.codec().hadamard());
+        let variant = Variant { constants, overrides: Vec::new() };
+        return rec.dispatch(&ROPE_KERNEL, &variant, &params, &slices, groups);
+    }
+    rec.dispatch(&KERNEL, &head_dim_variant(plan.head_dim_k), &params, &slices, groups)
 }

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use super::block::{BLOCK, Partials, stride};
-use super::rotate::DeviceFirsts;
+use super::rotate::{DeviceFirsts, Prepared};
 use super::tables::{DeviceTables, Launch, SLABS};
+use super::view::holds;
 use super::{DeviceAttended, DeviceQueries, merge, outputs, paged_packed, paged_raw, plan, rotate};
 use crate::attention::config::{Causal, PagedAttend};
 use crate::attention::params::PagedParams;
@@ -12,7 +13,7 @@ use crate::attention::plan::{Plan, Settings};
 use crate::error::{Error, Result};
 use crate::gpu::{Recorder, Slice, binding_limit};
 use crate::layout::pool::{PageClass, PoolLayout};
-use crate::nsnquant::gpu::DeviceCodebook;
+use crate::nsnquant::gpu::{DeviceCodebook, DeviceCodec};
 use crate::shape::Dtype;
 
 /// Most bytes of partial results at a time: where a batch makes more, it is answered row after row
@@ -33,10 +34,15 @@ pub struct DevicePagedView<'a> {
     pub raw: Dtype,
     /// The codebook; needed where there are packed pages.
     pub codebook: Option<&'a DeviceCodebook>,
+    /// How keys are packed; needed where that takes off a rotary embedding.
+    pub keys: Option<&'a DeviceCodec>,
     /// Which pages the rows lie in.
     pub tables: &'a DeviceTables,
     /// The slabs of the layer by class ([`PageClass::index`]) and by number.
     pub slabs: [&'a [Option<wgpu::Buffer>]; 3],
+    /// f16, the key scale that the packed pages of each row are under, `[rows, head_dim_k]`, if any;
+    /// that of a row without such pages is of no account.
+    pub key_scales: Option<Slice<'a>>,
 }
 
 /// One dispatch over the units of a class.
@@ -46,7 +52,7 @@ pub(super) struct Units<'a> {
     /// Slabs that differ.
     pub(super) count: usize,
     pub(super) spills: bool,
-    pub(super) prepared: Slice<'a>,
+    pub(super) prepared: &'a Prepared,
 }
 
 /// Records the attention of queries over the rows of a batch: the answers of a member are the same
@@ -85,6 +91,11 @@ pub fn attend_paged(
         (true, ..) => return Err(Error::Empty { argument: "codebook" }),
         (false, ..) => None,
     };
+    if let (Some(keys), Some([layout, _])) = (view.keys, view.layout.packed())
+        && keys.layout() != layout
+    {
+        return Err(Error::Codec { argument: "key codec", expected: "that of the pages" });
+    }
     for class in PageClass::ALL {
         for launch in &tables.class(class).launches {
             slabs(view, class, launch)?;
@@ -105,7 +116,13 @@ pub fn attend_paged(
         }
     };
     let layouts = view.layout.packed().filter(|_| packed);
-    let prepared = rotate::record(rec, &plan, queries, firsts, layouts.map(|[keys, _]| keys))?;
+    let scales = view.key_scales.filter(|_| packed);
+    if let Some(scales) = scales {
+        let [dim, _] = view.layout.head_dims();
+        holds("key_scales", scales, 2, tables.rows().saturating_mul(dim))?;
+    }
+    let keys = layouts.map(|[keys, _]| keys);
+    let prepared = rotate::record(rec, &plan, queries, firsts, keys, scales)?;
     let buffer = rec.context().create("wgkv attention partials", rounds.bytes)?;
     for first in (0..plan.per_row).step_by(rounds.span) {
         for rows in &rounds.rows {
@@ -139,7 +156,7 @@ pub fn attend_paged(
                         slabs,
                         count: launch.slabs.len(),
                         spills: launch.spills,
-                        prepared: Slice::all(&prepared),
+                        prepared: &prepared,
                     };
                     match (class, book) {
                         (PageClass::Packed, Some(book)) => {

@@ -58,7 +58,16 @@ pub(super) fn record(
         &KERNEL,
         &variant(plan.head_dim_k, units.count, units.spills),
         &params,
-        &[units.prepared, tables.lists(), tables.counts(), a, b, c, d, Slice::all(partials.buffer)],
+        &[
+            Slice::all(&units.prepared.buffer),
+            tables.lists(),
+            tables.counts(),
+            a,
+            b,
+            c,
+            d,
+            Slice::all(partials.buffer),
+        ],
         Groups(u64::from(units.params.units) * partials.blocks() as u64),
     )
 }

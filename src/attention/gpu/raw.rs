@@ -1,6 +1,7 @@
 //! Partial states over raw tokens. Twin: `src/attention/cpu/raw.rs`.
 
 use super::block::Partials;
+use super::rotate::Prepared;
 use super::view::DeviceCacheView;
 use super::{head_dim_variant, head_dims, positions};
 use crate::attention::params::RawParams;
@@ -41,7 +42,7 @@ pub(super) fn record(
     rec: &mut Recorder<'_>,
     plan: &Plan,
     view: &DeviceCacheView<'_>,
-    prepared: &wgpu::Buffer,
+    prepared: &Prepared,
     partials: &Partials<'_>,
     [splits, slots]: [usize; 2],
 ) -> Result<()> {
@@ -63,7 +64,7 @@ pub(super) fn record(
         &head_dim_variant(plan.head_dim_k),
         &params,
         &[
-            Slice::all(prepared),
+            Slice::all(&prepared.buffer),
             view.raw_offsets,
             view.raw_keys,
             view.raw_values,

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::layout::PageLayout;
 use crate::nsnquant::Hadamard;
+use crate::shape::check_count;
 
 pub(super) static KERNEL: Kernel = Kernel {
     name: "attention/rotate",
@@ -15,9 +16,15 @@ pub(super) static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/key_scale.wgsl"),
         include_str!("../../../wgsl/attention/rotate.wgsl"),
     ),
-    bindings: &[Binding::Read("queries"), Binding::Read("firsts"), Binding::Write("prepared")],
+    bindings: &[
+        Binding::Read("queries"),
+        Binding::Read("firsts"),
+        Binding::Read("key_scales"),
+        Binding::Write("prepared"),
+    ],
     params: RotateParams::LAYOUT,
 };
 
@@ -33,20 +40,37 @@ pub(super) struct DeviceFirsts<'a> {
     pub(super) plus: u32,
 }
 
-/// Records the preparation of all queries for packed keys of a layout, if there are any: `[queries, 2 * head_dim_k + 4]`, the scaled query, `H`
-/// times it, how dot products with it become logits, and the last position that it sees.
+/// Queries ready for use: `[queries, 2 * head_dim_k + 4]`, the query at its fixed size, `H` times it,
+/// how dot products with it become logits, and the last position that it sees.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) buffer: wgpu::Buffer,
+    /// Word where `H` times the queries under the key scales of their rows start, `[queries,
+    /// head_dim_k]`; 0 where there are none.
+    pub(super) scaled_at: u32,
+}
+
+/// Records the preparation of all queries for packed keys of a layout, if there are any, under the
+/// key scales of the rows, if there are any.
 pub(super) fn record(
     rec: &mut Recorder<'_>,
     plan: &Plan,
     queries: &DeviceQueries<'_>,
     firsts: Option<DeviceFirsts<'_>>,
     packed: Option<&PageLayout>,
-) -> Result<wgpu::Buffer> {
+    key_scales: Option<Slice<'_>>,
+) -> Result<Prepared> {
     let stride = 2 * plan.head_dim_k as u64 + 4;
-    let size = (plan.queries() as u64).saturating_mul(4 * stride);
-    let prepared = rec.context().create("wgkv attention queries", size)?;
+    let scaled = key_scales.filter(|_| packed.is_some());
+    let scaled_words = if scaled.is_some() { plan.head_dim_k as u64 } else { 0 };
+    let scaled_at = match scaled {
+        Some(_) => check_count("prepared queries", &[plan.queries(), stride as usize])? as u32,
+        None => 0,
+    };
+    let size = (plan.queries() as u64).saturating_mul(4 * (stride + scaled_words));
+    let buffer = rec.context().create("wgkv attention queries", size)?;
     let member = plan.kv_heads * plan.per_row;
-    let [by_tokens, by_member] = [plan.tokens, member].map(Magic::of);
+    let [by_tokens, by_member, by_row] = [plan.tokens, member, plan.per_row].map(Magic::of);
     let first = match (&firsts, &plan.firsts) {
         (Some(firsts), _) => firsts.plus,
         (None, Firsts::One(first)) => *first,
@@ -70,14 +94,18 @@ pub(super) fn record(
         causal: u32::from(plan.causal()),
         first,
         own: u32::from(firsts.is_some()),
+        scaled_at,
+        row_multiplier: by_row.multiplier,
+        row_shift1: by_row.shift1,
+        row_shift2: by_row.shift2,
     };
     let numbers = firsts.map_or(queries.data, |firsts| firsts.numbers);
     rec.dispatch(
         &KERNEL,
         &hadamard_variant(plan.head_dim_k, packed.and_then(|keys| keys.scheme().signs))?,
         &params,
-        &[queries.data, numbers, Slice::all(&prepared)],
+        &[queries.data, numbers, scaled.unwrap_or(queries.data), Slice::all(&buffer)],
         Groups(plan.queries() as u64),
     )?;
-    Ok(prepared)
+    Ok(Prepared { buffer, scaled_at })
 }

@@ -48,8 +48,12 @@ pub struct DevicePackedView<'a> {
     pub key_pages: Slice<'a>,
     /// Value pages `[pages, words]`.
     pub value_pages: Slice<'a>,
-    /// u32, positions of the tokens `[pages, chunk]`; needed where attention is causal.
+    /// u32, positions of the tokens `[pages, chunk]`; needed where attention is causal or the key
+    /// codec knows a rotary embedding.
     pub page_positions: Option<Slice<'a>>,
+    /// f16, the key scale that the pages of each row are packed under, `[kv_rows, head_dim_k]`, if
+    /// any. Nothing checks the factors: one that is not from 2^-10 to 2^10 counts as 1.
+    pub key_scales: Option<Slice<'a>>,
 }
 
 /// Queries on the device, `[batch, heads, tokens, head_dim]`; see
@@ -102,7 +106,11 @@ impl DeviceCacheView<'_> {
         holds("key_pages", packed.key_pages, 4, words)?;
         let words = packed.pages.saturating_mul(values.layout().words());
         holds("value_pages", packed.value_pages, 4, words)?;
-        positions("page_positions", packed.page_positions, tokens, causal)
+        if let Some(scales) = packed.key_scales {
+            holds("key_scales", scales, 2, self.kv_rows.saturating_mul(self.head_dim_k))?;
+        }
+        let needed = causal || keys.rope().is_some();
+        positions("page_positions", packed.page_positions, tokens, needed)
     }
 }
 
@@ -117,7 +125,12 @@ pub(super) fn check_count(argument: &'static str, count: usize) -> Result<()> {
 }
 
 /// Refuses a slice that holds fewer elements of `bytes` bytes than `expected`.
-fn holds(argument: &'static str, slice: Slice<'_>, bytes: usize, expected: usize) -> Result<()> {
+pub(super) fn holds(
+    argument: &'static str,
+    slice: Slice<'_>,
+    bytes: usize,
+    expected: usize,
+) -> Result<()> {
     let got = (slice.size / bytes as u64) as usize;
     length(argument, got.min(expected), expected)
 }
@@ -126,11 +139,11 @@ fn positions(
     argument: &'static str,
     slice: Option<Slice<'_>>,
     expected: usize,
-    causal: bool,
+    needed: bool,
 ) -> Result<()> {
     match slice {
-        Some(slice) if causal => holds(argument, slice, 4, expected),
-        None if causal => length(argument, 0, expected),
+        Some(slice) if needed => holds(argument, slice, 4, expected),
+        None if needed => length(argument, 0, expected),
         _ => Ok(()),
     }
 }

@@ -41,6 +41,7 @@ impl<'a> Flat<'a> {
             raw_values: cache.held(1),
             raw_positions: &tables.raw_positions,
             packed: (!cache.pages.is_empty()).then_some(PackedView {
+                key_scales: None,
                 keys,
                 values,
                 page_offsets: &tables.page_offsets,

@@ -9,13 +9,14 @@ mod paged;
 mod pages;
 pub mod restore;
 pub mod rows;
+pub mod scales;
 mod transfer;
 pub mod write;
 
 pub use flat::Flat;
 pub use paged::{Batch, Eviction, FetchedRows, PagedCache, Step};
 pub use pages::Slabs;
-pub use write::Incoming as IncomingRows;
+pub use write::IncomingRows;
 
 use std::sync::Arc;
 
@@ -140,7 +141,7 @@ impl LayerCache {
         let tokens = self.config.check(&incoming("keys", keys), &incoming("values", values))?;
         let plan = Append::new(&self.frontier, self.config.rows, tokens)?;
         let (rows, dtype) = (self.config.rows, self.config.dtype);
-        let starts = plan.starts();
+        let (starts, positions) = (plan.starts(), plan.positions(&self.frontier));
         let mut raw = [Vec::new(), Vec::new()];
         let mut encoded = [Vec::new(), Vec::new()];
         for (side, tensor) in SIDES.into_iter().zip([keys, values]) {
@@ -153,7 +154,8 @@ impl LayerCache {
                 continue;
             }
             let source = rows::elements(&joined, dtype);
-            encoded[side] = cpu::encode(&self.codecs[side], source, &starts)?;
+            let codec = &self.codecs[side];
+            encoded[side] = cpu::encode_at(codec, source, &positions, &starts, None)?;
             raw[side] = vec![0; words * plan.next.raw()];
             self.copy(side, plan.sinks, source, &mut raw[side])?;
             self.copy(side, plan.tail, source, &mut raw[side])?;
@@ -186,8 +188,10 @@ impl LayerCache {
             raw[side] = vec![0; rows * config.raw_words(side) * plan.next.raw()];
             self.copy(side, plan.kept, self.held(side), &mut raw[side])?;
             if plan.restored.tokens > 0 {
-                let page = &self.pages[plan.next.chunks()].words[side];
-                let decoded = cpu::decode(&self.codecs[side], page)?;
+                let chunk = plan.next.chunks();
+                let page = &self.pages[chunk].words[side];
+                let positions = self.frontier.chunk_positions(chunk..chunk + 1, rows);
+                let decoded = cpu::decode_at(&self.codecs[side], page, &positions, None)?;
                 let head_dim = config.head_dims()[side];
                 let plan = plan.restored.of(rows, head_dim, Dtype::F32, config.dtype);
                 rows::copy(&plan, Elements::F32(&decoded), &mut raw[side])?;
@@ -215,7 +219,9 @@ impl LayerCache {
                 rows::copy(&span, self.held(side), &mut words)?;
             }
             for (chunk, page) in self.pages.iter().enumerate() {
-                let decoded = cpu::decode(&self.codecs[side], &page.words[side])?;
+                let positions = self.frontier.chunk_positions(chunk..chunk + 1, rows);
+                let packed = &page.words[side];
+                let decoded = cpu::decode_at(&self.codecs[side], packed, &positions, None)?;
                 let span = plan.chunk(chunk).of(rows, head_dim, Dtype::F32, Dtype::F16);
                 rows::copy(&span, Elements::F32(&decoded), &mut words)?;
             }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use half::f16;
+
 use super::copy::copy;
 use super::fetch::{Target, fetch};
 use super::keep::keep;
@@ -9,13 +11,16 @@ use super::pack::pack;
 use super::pages::Slabs;
 use super::restore::{restore, restore_dense};
 use super::rows::elements;
-use super::write::{Incoming, write};
+use super::scales::{fix, scales};
+use super::write::{IncomingRows, write};
 use crate::attention::cpu::{Attended, PagedView, attend_paged};
 use crate::attention::{PagedAttend, Queries};
-use crate::cache::paged::{self, FetchPlan, Tag};
-use crate::cache::pool::{Keep, LayerStep, Operation, Pool, PoolConfig, SequenceId, SlabId};
+use crate::cache::paged::{self, FetchPlan, ScaleRow, Tag, scale_rows};
+use crate::cache::pool::{
+    Keep, LayerStep, Operation, Pool, PoolConfig, SequenceId, SlabId, Tables,
+};
 use crate::error::{Error, Result};
-use crate::layout::pool::PageClass;
+use crate::layout::pool::{PageClass, PoolLayout};
 use crate::nestedkv::EvictConfig;
 use crate::nestedkv::cpu::{Kept, keep as select, score_batched};
 use crate::nsnquant::{Codebook, Codec};
@@ -124,7 +129,7 @@ impl PagedCache {
     /// Those of [`PoolConfig::layout`].
     pub fn new(config: PoolConfig, codebook: Arc<Codebook>) -> Result<Self> {
         let pool = Pool::new(config)?;
-        let codecs = paged::codecs(pool.layout(), &codebook)?;
+        let codecs = paged::codecs(&pool, &codebook)?;
         let slabs = vec![Default::default(); pool.config().layers];
         Ok(Self { tag: Tag::new(), pool, codecs, slabs })
     }
@@ -204,12 +209,7 @@ impl PagedCache {
 
     /// Memory of slabs to be made.
     pub(super) fn make(&self, opened: &[SlabId]) -> Result<Vec<(SlabId, Vec<u32>)>> {
-        let make = |slab: &SlabId| {
-            let needed = self.pool.layout().slab_bytes(slab.class);
-            let words = bytemuck::allocation::try_zeroed_vec((needed / 4) as usize);
-            let fault = |()| Error::OutOfHostMemory { argument: "slab", needed };
-            Ok((*slab, words.map_err(fault)?))
-        };
+        let make = |slab: &SlabId| Ok((*slab, zeroed(self.pool.layout().slab_bytes(slab.class))?));
         opened.iter().map(make).collect()
     }
 
@@ -237,7 +237,7 @@ impl PagedCache {
         &mut self,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
     ) -> Result<()> {
         self.carry_out(step, layer, incoming, None)
     }
@@ -264,7 +264,7 @@ impl PagedCache {
         &mut self,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
         kept: Option<&[u32]>,
     ) -> Result<()> {
         self.tag.check("step", step.cache)?;
@@ -292,7 +292,8 @@ impl PagedCache {
         copy(layout, PageClass::Sink, &work.sink_copies, sinks);
         copy(layout, PageClass::Raw, &work.raw_copies, tail);
         if let Some(codecs) = &self.codecs {
-            restore(layout, codecs, &work.restores, raw, packed, tail);
+            let scales = used(layout, work, sinks);
+            restore(layout, codecs, &work.restores, raw, packed, tail, scales.as_deref());
         }
         if let Some(rows) = &incoming {
             write(layout, PageClass::Sink, &work.sink_writes, raw, rows, sinks);
@@ -301,8 +302,12 @@ impl PagedCache {
         if let Some(positions) = kept {
             keep(layout, &work.gathers, positions, step.prompt, &work.gather_pages, tail);
         }
+        fix(layout, &work.fixes, &work.fix_pages, raw, tail, sinks)?;
+        let scales = used(layout, work, sinks);
         match &self.codecs {
-            Some(codecs) => pack(layout, codecs, &work.encodes, raw, tail, packed),
+            Some(codecs) => {
+                pack(layout, codecs, &work.encodes, raw, tail, packed, scales.as_deref())
+            }
             None => Ok(()),
         }
     }
@@ -378,7 +383,9 @@ impl PagedCache {
     ) -> Result<Attended> {
         self.tag.check("batch", batch.cache)?;
         let tables = self.pool.tables(&batch.members, layer)?;
+        let scales = self.key_scales(layer, &tables);
         let view = PagedView {
+            key_scales: scales.as_deref(),
             layout: self.pool.layout(),
             raw: self.pool.config().raw,
             codecs: self.codecs.as_ref().map(<[Codec; 2]>::each_ref),
@@ -386,6 +393,15 @@ impl PagedCache {
             slabs: PageClass::ALL.map(|class| self.slabs(class, layer)),
         };
         attend_paged(&view, queries, config)
+    }
+
+    /// The key scales of the rows of some tables, `[rows, head_dim_k]`, where there are any; 1 for
+    /// rows without packed pages.
+    fn key_scales(&self, layer: usize, tables: &Tables) -> Option<Vec<f16>> {
+        let layout = self.pool.layout();
+        let list = scale_rows(layout, tables);
+        let slabs = self.slabs(PageClass::Sink, layer);
+        layout.key_scale().then(|| scales(layout, &list, slabs, tables.rows()))
     }
 
     /// Rows of one layer of a batch in rows of `tokens` tokens: raw rows as they are, packed rows
@@ -412,6 +428,7 @@ impl PagedCache {
         let [mut keys, mut values] = words.map(|words| vec![0; words]);
         let mut positions = vec![u32::MAX; rows];
         let raw = self.pool.config().raw;
+        let scales = self.key_scales(layer, &tables);
         for class in PageClass::ALL {
             let list = &plan.pages[class.index()];
             let slabs: &Slabs = &self.slabs[layer][class.index()];
@@ -419,16 +436,43 @@ impl PagedCache {
                 Target { keys: &mut keys, values: &mut values, positions: &mut positions, dtype };
             fetch(layout, class, list, raw, Some(slabs), &mut to);
             if let (PageClass::Packed, Some([key, value])) = (class, &self.codecs) {
-                restore_dense(layout, key, 0, list, slabs, dtype, &mut keys);
-                restore_dense(layout, value, 1, list, slabs, dtype, &mut values);
+                restore_dense(layout, key, 0, list, slabs, dtype, &mut keys, scales.as_deref());
+                restore_dense(layout, value, 1, list, slabs, dtype, &mut values, None);
             }
         }
         Ok(FetchedRows { tokens, dtype, positions, keys, values })
     }
 }
 
+/// The key scales that the restores and encodes of a layer use.
+fn used(layout: &PoolLayout, work: &LayerStep, sinks: &Slabs) -> Option<Vec<f16>> {
+    let rows = work.scale_pages.iter().zip(0..).map(|(page, row)| ScaleRow { page: *page, row });
+    let rows: Vec<ScaleRow> = rows.collect();
+    layout.key_scale().then(|| scales(layout, &rows, sinks, rows.len()))
+}
+
 pub(super) fn drop_slabs(slabs: &mut [[Vec<Option<Vec<u32>>>; 3]], dropped: Vec<SlabId>) {
     for slab in dropped {
         slabs[slab.layer as usize][slab.class.index()][slab.slab as usize] = None;
+    }
+}
+
+/// Words of a slab.
+fn zeroed(needed: u64) -> Result<Vec<u32>> {
+    let words = usize::try_from(needed / 4).map_err(|_| ());
+    words
+        .and_then(bytemuck::allocation::try_zeroed_vec)
+        .map_err(|()| Error::OutOfHostMemory { argument: "slab", needed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::zeroed;
+
+    #[test]
+    fn a_slab_beyond_the_memory_is_refused_with_its_size() {
+        assert_eq!(zeroed(64).map(|words| words.len()).ok(), Some(16));
+        let fault = zeroed(1 << 60).map(|_| ()).expect_err("an address space is smaller");
+        assert_eq!(fault.to_string(), "there is no memory for slab, 1152921504606846976 bytes");
     }
 }

@@ -8,7 +8,7 @@ use crate::shape::{Dtype, Elements};
 
 /// Incoming rows of one layer.
 #[derive(Clone, Copy, Debug)]
-pub struct Incoming<'a> {
+pub struct IncomingRows<'a> {
     /// Keys `[source_rows, head_dim_k]`.
     pub keys: Elements<'a>,
     /// Values `[source_rows, head_dim_v]`.
@@ -23,7 +23,7 @@ pub fn write(
     class: PageClass,
     list: &[Write],
     raw: Dtype,
-    incoming: &Incoming<'_>,
+    incoming: &IncomingRows<'_>,
     slabs: &mut Slabs,
 ) {
     let sides = [incoming.keys, incoming.values];

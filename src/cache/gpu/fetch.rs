@@ -139,7 +139,7 @@ pub fn record(
     if list.count == 0 {
         return Ok(());
     }
-    list.check(3)?;
+    list.check(4)?;
     to.check(rec, layout)?;
     let mut params = FetchParams {
         first: list.first,

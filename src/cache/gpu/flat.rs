@@ -56,6 +56,7 @@ impl<'a> Flat<'a> {
             raw_values,
             raw_positions: Some(Slice::all(&self.raw_positions)),
             packed: (frontier.chunks() > 0).then_some(DevicePackedView {
+                key_scales: None,
                 keys,
                 values,
                 pages: config.rows * frontier.chunks(),

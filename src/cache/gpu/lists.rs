@@ -8,6 +8,7 @@ use crate::gpu::{Context, Slice};
 use crate::layout::pool::{PageClass, PageId, PoolLayout};
 
 use super::pages::List;
+use super::scales::ScaleWork;
 
 /// Entries of one list that read one slab and write one slab.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,7 @@ pub(super) struct Lists {
     pub(super) raw_writes: Vec<Run>,
     pub(super) gathers: Vec<Run>,
     pub(super) encodes: Vec<Run>,
+    pub(super) scales: ScaleWork,
     /// First word and pages of the tables of a gathering.
     pub(super) table: (u32, u32),
     /// Slabs that the tables name.
@@ -90,6 +92,7 @@ impl Lists {
         let raw_writes = words.push(&step.raw_writes, |w| (0, slab(Raw, w.page)))?;
         let gathers = words.push(&step.gathers, |g| (0, slab(Raw, g.to)))?;
         let encodes = words.push(&step.encodes, |e| (slab(Raw, e.from), slab(Packed, e.to)))?;
+        let scales = ScaleWork::new(&mut words, layout, step)?;
         let first = words.0.len() as u32;
         words.push(&step.gather_pages, |_| (0, 0))?;
         let table = (first, words.0.len() as u32 - first);
@@ -109,6 +112,7 @@ impl Lists {
             raw_writes,
             gathers,
             encodes,
+            scales,
             table,
             table_slabs,
         }))

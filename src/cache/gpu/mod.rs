@@ -11,6 +11,7 @@ mod paged;
 mod pages;
 pub mod restore;
 pub mod rows;
+pub mod scales;
 mod slabs;
 mod transfer;
 pub mod write;
@@ -19,8 +20,9 @@ pub use flat::Flat;
 pub use paged::{Batch, Counts, Eviction, Fetch, PagedCache, Step};
 pub use pages::{List, Slab};
 pub use transfer::Exporting;
-pub use write::Incoming as IncomingRows;
+pub use write::IncomingRows;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::config::{CacheConfig, Incoming, SIDES};
@@ -214,7 +216,8 @@ impl LayerCache {
                     rows::record(rec, &kept, Slice::all(&old[side]), to)?;
                 }
                 if plan.restored.tokens > 0 {
-                    let page = &self.pages[plan.next.chunks()].buffers[side];
+                    let chunk = plan.next.chunks();
+                    let page = &self.pages[chunk].buffers[side];
                     let starts: Vec<u32> =
                         (0..rows).map(|row| (row * config.chunk) as u32).collect();
                     let size = rows * config.chunk * head_dim * config.dtype.bytes();
@@ -223,6 +226,7 @@ impl LayerCache {
                         rec,
                         side,
                         page,
+                        chunk..chunk + 1,
                         &starts,
                         &decoded,
                         config.dtype,
@@ -255,7 +259,8 @@ impl LayerCache {
             let starts = plan.starts(config.rows);
             for side in SIDES {
                 let pages = self.gather(rec, side)?;
-                self.decode(rec, side, &pages, &starts, &out[side], Dtype::F16, config.rows * len)?;
+                let (chunks, total) = (0..self.pages.len(), config.rows * len);
+                self.decode(rec, side, &pages, chunks, &starts, &out[side], Dtype::F16, total)?;
             }
         }
         if let Some(raw) = &self.raw.buffers {
@@ -297,14 +302,20 @@ impl LayerCache {
         rec: &mut Recorder<'_>,
         side: usize,
         pages: &wgpu::Buffer,
+        chunks: Range<usize>,
         starts: &[u32],
         out: &wgpu::Buffer,
         dtype: Dtype,
         total_rows: usize,
     ) -> Result<()> {
         let places = rec.context().upload("cache starts", bytemuck::cast_slice(starts))?;
+        let codec = &self.codecs[side];
+        let rows = self.config.rows;
+        let all = || self.frontier.chunk_positions(chunks, rows);
+        let positions = positions_of(rec, codec, all)?;
+        let at = positions.as_ref().map(Slice::all);
         let [pages, places, out] = [pages, &places, out].map(Slice::all);
-        gpu::decode(rec, &self.codecs[side], pages, starts.len(), places, out, dtype, total_rows)
+        gpu::decode_at(rec, codec, pages, starts.len(), at, places, out, dtype, total_rows, None)
     }
 
     fn encode(
@@ -320,15 +331,19 @@ impl LayerCache {
             rec.context().create("cache page", self.page_bytes(side) * plan.flushed as u64)
         })?;
         for side in SIDES {
-            gpu::encode(
+            let codec = &self.codecs[side];
+            let positions = positions_of(rec, codec, || plan.positions(&self.frontier))?;
+            gpu::encode_at(
                 rec,
-                &self.codecs[side],
+                codec,
                 Slice::all(&joined[side]),
                 config.dtype,
                 config.rows * plan.joined,
+                positions.as_ref().map(Slice::all),
                 Slice::all(&places),
                 starts.len(),
                 Slice::all(&all[side]),
+                None,
             )?;
         }
         let held = || self.ledger.hold(SIDES.iter().map(|&side| self.page_bytes(side)).sum());
@@ -373,4 +388,16 @@ impl LayerCache {
         self.raw = Arc::new(Raw { buffers, _held: self.ledger.hold(held) });
         self.frontier = next;
     }
+}
+
+/// Uploads positions for a codec that has a rotary embedding.
+fn positions_of(
+    rec: &Recorder<'_>,
+    codec: &DeviceCodec,
+    positions: impl FnOnce() -> Vec<u32>,
+) -> Result<Option<wgpu::Buffer>> {
+    if codec.codec().rope().is_none() {
+        return Ok(None);
+    }
+    rec.context().upload("cache positions", bytemuck::cast_slice(&positions())).map(Some)
 }

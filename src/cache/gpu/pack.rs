@@ -4,7 +4,7 @@ use super::pages::{List, Slab};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant, params};
 use crate::layout::pool::PoolLayout;
-use crate::nsnquant::gpu::{DeviceCodec, encode_variant, encode_variants};
+use crate::nsnquant::gpu::{DeviceCodec, DeviceKeyScales, encode_variant, encode_variants};
 use crate::shape::Dtype;
 
 params! {
@@ -52,6 +52,8 @@ params! {
         grid_offset: u32,
         /// Factor of the Hadamard transform.
         scale: f32,
+        /// Last key scale.
+        last_scale: u32,
     }
 }
 
@@ -61,6 +63,10 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
+        include_str!("../../../wgsl/common/nearest.wgsl"),
+        include_str!("../../../wgsl/common/key_scale.wgsl"),
         include_str!("../../../wgsl/common/encode.wgsl"),
         include_str!("../../../wgsl/cache/pack.wgsl"),
     ),
@@ -68,6 +74,8 @@ static KERNEL: Kernel = Kernel {
         Binding::Read("list"),
         Binding::Read("data"),
         Binding::Constant("book"),
+        Binding::Read("key_scales"),
+        Binding::Constant("rope"),
         Binding::Write("pages"),
     ],
     params: PackParams::LAYOUT,
@@ -84,11 +92,11 @@ pub fn variants() -> Vec<Variant> {
 }
 
 /// Records the packing of a list of [`crate::cache::pool::Encode`] from a slab of raw pages of `raw`
-/// elements into one of packed pages, positions included. Entries whose pages lie elsewhere are
-/// ignored.
+/// elements into one of packed pages, positions included, keys under the scales that the entries name
+/// if there are any. Entries whose pages lie elsewhere are ignored.
 ///
 /// # Errors
-/// [`crate::Error::Length`] for a list or slab that is too short; as [`Recorder::dispatch`].
+/// [`crate::Error::Length`] for a list, scales or slab that is too short; as [`Recorder::dispatch`].
 pub fn record(
     rec: &mut Recorder<'_>,
     layout: &PoolLayout,
@@ -97,15 +105,18 @@ pub fn record(
     raw: Dtype,
     from: &Slab<'_>,
     to: &Slab<'_>,
+    scales: Option<DeviceKeyScales<'_>>,
 ) -> Result<()> {
     if list.count == 0 {
         return Ok(());
     }
-    list.check(2)?;
+    list.check(3)?;
     from.check("data", layout)?;
     to.check("pages", layout)?;
     for (side, codec) in codecs.iter().enumerate() {
         let packed = codec.layout();
+        let scales = scales.filter(|_| side == 0);
+        let (values, last_scale) = DeviceKeyScales::bound(scales, packed.head_dim(), list.words)?;
         let start = |class| if side == 0 { 0 } else { layout.values_offset(class) as u32 };
         let params = PackParams {
             first: list.first,
@@ -130,10 +141,13 @@ pub fn record(
             o_offset: packed.o_offset() as u32,
             grid_offset: packed.grid_offset() as u32,
             scale: codec.codec().hadamard().scale(),
+            last_scale,
         };
-        let slices = [list.words, from.words, Slice::all(codec.book()), to.words];
+        let slices =
+            [list.words, from.words, Slice::all(codec.book()), values, codec.rope(), to.words];
         let groups = Groups(list.count.into());
-        rec.dispatch(&KERNEL, &encode_variant(codec), &params, &slices, groups)?;
+        let variant = encode_variant(codec, scales.is_some());
+        rec.dispatch(&KERNEL, &variant, &params, &slices, groups)?;
     }
     Ok(())
 }

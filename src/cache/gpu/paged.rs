@@ -6,8 +6,9 @@ use super::fetch::Target;
 use super::keep::Kept;
 use super::lists::{Lists, Run, Words};
 use super::restore::Dense;
+use super::scales::{Gathered, ScaleLists};
 use super::slabs::{self, Slabs};
-use super::write::Incoming;
+use super::write::IncomingRows;
 use super::{copy, fetch, keep, pack, restore, write};
 use crate::attention::PagedAttend;
 use crate::attention::gpu::{
@@ -70,7 +71,7 @@ pub struct Batch {
     cache: Tag,
     pub(in crate::cache) members: Vec<SequenceId>,
     fetched: Option<FetchLists>,
-    attended: Option<(Tables, DeviceTables)>,
+    attended: Option<(Tables, DeviceTables, Option<ScaleLists>)>,
 }
 
 impl Batch {
@@ -87,6 +88,7 @@ struct FetchLists {
     words: wgpu::Buffer,
     pages: [Vec<Run>; 3],
     rest: Vec<Run>,
+    scales: Option<ScaleLists>,
 }
 
 /// Where the rows of a batch go: buffers of the caller, `[members, heads, tokens, head_dim]`.
@@ -182,7 +184,7 @@ impl PagedCache {
                 }
             }
         }
-        let codecs = match paged::codecs(pool.layout(), &codebook)? {
+        let codecs = match paged::codecs(&pool, &codebook)? {
             Some([keys, values]) => {
                 Some([DeviceCodec::new(context, keys)?, DeviceCodec::new(context, values)?])
             }
@@ -340,7 +342,7 @@ impl PagedCache {
         rec: &mut Recorder<'_>,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
     ) -> Result<()> {
         self.record_layer(rec, step, layer, incoming, None)
     }
@@ -374,7 +376,7 @@ impl PagedCache {
         rec: &mut Recorder<'_>,
         step: &Step,
         layer: usize,
-        incoming: Option<Incoming<'_>>,
+        incoming: Option<IncomingRows<'_>>,
         kept: Option<(Slice<'_>, u32)>,
     ) -> Result<()> {
         use PageClass::{Packed, Raw, Sink};
@@ -397,6 +399,9 @@ impl PagedCache {
             rec.check(Binding::Read("kept"), &kept)?;
             self.check_outside(&step.slabs, layer, "kept", &kept)?;
         }
+        let scratch = lists.scales.scratch(rec.context(), layout)?;
+        let (own, all) = ((&*step.slabs, layer), lists.words());
+        let used = scratch.used.as_ref().map(Gathered::scales);
         let slab = |class, number| step.slabs.bound(class, layer, number);
         for (class, runs) in [(Sink, &lists.sink_copies), (Raw, &lists.raw_copies)] {
             for run in runs {
@@ -405,9 +410,12 @@ impl PagedCache {
             }
         }
         if let Some(codecs) = &self.codecs {
+            if !lists.restores.is_empty() {
+                lists.scales.gather(rec, layout, all, &scratch, own)?;
+            }
             for run in &lists.restores {
                 let (from, to) = (slab(Packed, run.from)?, slab(Raw, run.to)?);
-                restore::record(rec, layout, codecs, &lists.part(run), raw, &from, &to)?;
+                restore::record(rec, layout, codecs, &lists.part(run), raw, &from, &to, used)?;
             }
         }
         if let Some(rows) = &incoming {
@@ -429,9 +437,13 @@ impl PagedCache {
             }
         }
         if let Some(codecs) = &self.codecs {
+            lists.scales.fix(rec, layout, raw, all, &scratch, own)?;
+            if !lists.encodes.is_empty() {
+                lists.scales.gather(rec, layout, all, &scratch, own)?;
+            }
             for run in &lists.encodes {
                 let (from, to) = (slab(Raw, run.from)?, slab(Packed, run.to)?);
-                pack::record(rec, layout, codecs, &lists.part(run), raw, &from, &to)?;
+                pack::record(rec, layout, codecs, &lists.part(run), raw, &from, &to, used)?;
             }
         }
         Ok(())
@@ -549,23 +561,33 @@ impl PagedCache {
         let tables = self.pool.tables(&batch.members, layer)?;
         let layout = self.pool.layout();
         // Layers that hold the same rows share the lists, and so do steps that needed no page.
-        let uploaded = match batch.attended.take() {
-            Some((before, uploaded)) if before == tables => uploaded,
-            Some((before, uploaded)) if paged::same_pages(&before, &tables) => {
+        let context = rec.context();
+        let (uploaded, scales) = match batch.attended.take() {
+            Some((before, uploaded, scales)) if before == tables => (uploaded, scales),
+            Some((before, uploaded, scales)) if paged::same_pages(&before, &tables) => {
                 let Tables { next, sink_rows, tail_rows, .. } = &tables;
-                uploaded.recounted(rec.context(), next, sink_rows, tail_rows)?
+                (uploaded.recounted(context, next, sink_rows, tail_rows)?, scales)
             }
-            _ => DeviceTables::new(rec.context(), layout, &tables)?,
+            _ => {
+                let scales = ScaleLists::new(context, layout, &tables)?;
+                (DeviceTables::new(context, layout, &tables)?, scales)
+            }
+        };
+        let key_scales = match &scales {
+            Some(scales) => scales.gather(rec, layout, &self.slabs, layer)?,
+            None => None,
         };
         let view = DevicePagedView {
+            key_scales: key_scales.as_ref().map(Gathered::slice),
             layout,
             raw: self.pool.config().raw,
             codebook: self.codebook.as_ref(),
+            keys: self.codecs.as_ref().map(|[keys, _]| keys),
             tables: &uploaded,
             slabs: PageClass::ALL.map(|class| self.slabs.of(class, layer)),
         };
         let attended = attend_paged(rec, &view, queries, config);
-        batch.attended = Some((tables, uploaded));
+        batch.attended = Some((tables, uploaded, scales));
         attended
     }
 
@@ -624,13 +646,20 @@ impl PagedCache {
                 let pages =
                     [runs(PageClass::Sink)?, runs(PageClass::Packed)?, runs(PageClass::Raw)?];
                 let rest = words.push(&plan.rest, |_| (0, 0))?;
-                FetchLists { tables, tokens, words: words.upload(rec.context())?, pages, rest }
+                let scales = ScaleLists::new(rec.context(), layout, &tables)?;
+                let words = words.upload(rec.context())?;
+                FetchLists { tables, tokens, words, pages, rest, scales }
             }
         };
         to.check(rec, layout)?;
         for (argument, slice) in to.parts().into_iter().filter_map(|(name, s)| Some((name, s?))) {
             self.check_outside(&self.slabs, layer, argument, &slice)?;
         }
+        let gathered = match lists.scales.as_ref().filter(|_| to.keys.is_some()) {
+            Some(scales) => scales.gather(rec, layout, &self.slabs, layer)?,
+            None => None,
+        };
+        let gathered = gathered.as_ref().map(Gathered::scales);
         let words = Slice::all(&lists.words);
         let part = |run: &Run| List { words, first: run.first, count: run.count };
         for class in PageClass::ALL {
@@ -644,7 +673,10 @@ impl PagedCache {
                 for (side, codec) in self.codecs.iter().flatten().enumerate() {
                     if let Some(words) = sides[side] {
                         let dense = Dense { words, rows: to.rows, dtype: to.dtype };
-                        restore::record_dense(rec, layout, codec, side, &list, &slab, &dense)?;
+                        let scales = gathered.filter(|_| side == 0);
+                        restore::record_dense(
+                            rec, layout, codec, side, &list, &slab, &dense, scales,
+                        )?;
                     }
                 }
             }

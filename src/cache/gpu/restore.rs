@@ -4,7 +4,7 @@ use super::pages::{List, Slab, words};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant, params};
 use crate::layout::pool::PoolLayout;
-use crate::nsnquant::gpu::{DeviceCodec, decode_variant, decode_variants};
+use crate::nsnquant::gpu::{DeviceCodec, DeviceKeyScales, decode_variant, decode_variants};
 use crate::shape::{Dtype, check_count};
 
 params! {
@@ -56,6 +56,8 @@ params! {
         scale: f32,
         /// Norm of a token before its scales.
         norm: f32,
+        /// Last key scale.
+        last_scale: u32,
     }
 }
 
@@ -66,6 +68,9 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/page.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
+        include_str!("../../../wgsl/common/key_scale.wgsl"),
         include_str!("../../../wgsl/common/decode.wgsl"),
         include_str!("../../../wgsl/cache/restore.wgsl"),
     ),
@@ -73,6 +78,8 @@ static KERNEL: Kernel = Kernel {
         Binding::Read("list"),
         Binding::Read("pages"),
         Binding::Read("book"),
+        Binding::Read("key_scales"),
+        Binding::Constant("rope"),
         Binding::Write("rows"),
     ],
     params: RestoreParams::LAYOUT,
@@ -100,8 +107,8 @@ pub fn variants() -> Vec<Variant> {
 }
 
 /// Records the unpacking of a list of [`crate::cache::pool::Restore`] from a slab of packed pages into
-/// one of raw pages of `raw` elements, positions included. Entries whose pages lie elsewhere are
-/// ignored.
+/// one of raw pages of `raw` elements, positions included, keys under the scales that the entries name
+/// if there are any. Entries whose pages lie elsewhere are ignored.
 ///
 /// # Errors
 /// [`crate::Error::Length`] for a list or slab that is too short; as [`Recorder::dispatch`].
@@ -113,6 +120,7 @@ pub fn record(
     raw: Dtype,
     from: &Slab<'_>,
     to: &Slab<'_>,
+    scales: Option<DeviceKeyScales<'_>>,
 ) -> Result<()> {
     if list.count == 0 {
         return Ok(());
@@ -131,13 +139,14 @@ pub fn record(
             dtype: raw.code(),
             ..common(layout, codec, side, list, from)
         };
-        dispatch(rec, layout, codec, list, from, params, to.words)?;
+        let scales = scales.filter(|_| side == 0);
+        dispatch(rec, layout, codec, list, from, params, to.words, scales)?;
     }
     Ok(())
 }
 
 /// Records the unpacking of one side (0 keys, 1 values) of a list of
-/// [`crate::cache::FetchRows`] into a dense tensor. Entries whose pages lie elsewhere are ignored, as
+/// [`crate::cache::FetchRows`] into a dense tensor; `scales` are for keys. Entries whose pages lie elsewhere are ignored, as
 /// are rows beyond the tensor.
 ///
 /// # Errors
@@ -151,6 +160,7 @@ pub fn record_dense(
     list: &List<'_>,
     from: &Slab<'_>,
     to: &Dense<'_>,
+    scales: Option<DeviceKeyScales<'_>>,
 ) -> Result<()> {
     if list.count == 0 {
         return Ok(());
@@ -165,7 +175,7 @@ pub fn record_dense(
         dtype: to.dtype.code(),
         ..common(layout, codec, side, list, from)
     };
-    dispatch(rec, layout, codec, list, from, params, to.words)
+    dispatch(rec, layout, codec, list, from, params, to.words, scales)
 }
 
 /// What does not depend on where the rows go.
@@ -205,10 +215,14 @@ fn dispatch(
     from: &Slab<'_>,
     params: RestoreParams,
     to: Slice<'_>,
+    scales: Option<DeviceKeyScales<'_>>,
 ) -> Result<()> {
-    list.check(3)?;
+    list.check(4)?;
     from.check("pages", layout)?;
-    let slices = [list.words, from.words, Slice::all(codec.book()), to];
+    let dim = codec.layout().head_dim();
+    let (values, last_scale) = DeviceKeyScales::bound(scales, dim, list.words)?;
+    let params = RestoreParams { last_scale, ..params };
+    let slices = [list.words, from.words, Slice::all(codec.book()), values, codec.rope(), to];
     let groups = Groups(list.count.into());
-    rec.dispatch(&KERNEL, &decode_variant(codec), &params, &slices, groups)
+    rec.dispatch(&KERNEL, &decode_variant(codec, scales.is_some()), &params, &slices, groups)
 }

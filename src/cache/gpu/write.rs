@@ -56,7 +56,7 @@ static KERNEL: Kernel = Kernel {
 
 /// Incoming rows of one layer.
 #[derive(Clone, Copy, Debug)]
-pub struct Incoming<'a> {
+pub struct IncomingRows<'a> {
     /// Keys `[source_rows, head_dim_k]`.
     pub keys: Slice<'a>,
     /// Values `[source_rows, head_dim_v]`.
@@ -65,7 +65,7 @@ pub struct Incoming<'a> {
     pub dtype: Dtype,
 }
 
-impl Incoming<'_> {
+impl IncomingRows<'_> {
     /// Refuses what the kernel could not read.
     pub(super) fn check(
         &self,
@@ -106,7 +106,7 @@ pub fn record(
     to: &Slab<'_>,
     raw: Dtype,
     source_rows: u32,
-    incoming: &Incoming<'_>,
+    incoming: &IncomingRows<'_>,
 ) -> Result<()> {
     if list.count == 0 {
         return Ok(());

@@ -15,6 +15,8 @@ pub struct Parts {
     pub scales: u64,
     /// Channel means of packed chunks.
     pub means: u64,
+    /// Key scales.
+    pub key_scales: u64,
     /// Raw keys and values of sinks.
     pub sinks: u64,
     /// Raw keys and values of tails.
@@ -39,6 +41,7 @@ impl Parts {
             codes: sum(|side| side.code_bytes()),
             scales: sum(|side| side.scale_bytes()),
             means: sum(|side| side.mean_bytes()),
+            key_scales: sink * 4 * layout.scale_words() as u64,
             sinks: sink * layout.sinks() as u64 * row_bytes,
             tail: raw * layout.chunk() as u64 * row_bytes,
             positions: 4 * PageClass::ALL.map(rows).iter().sum::<u64>(),
@@ -54,6 +57,7 @@ impl Parts {
         self.codes
             + self.scales
             + self.means
+            + self.key_scales
             + self.sinks
             + self.tail
             + self.positions

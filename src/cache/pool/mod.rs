@@ -39,5 +39,6 @@ pub use pool::Pool;
 pub use sequence::SequenceId;
 pub use snapshot::{Eviction, Load, SavedHead, SavedSequence, Snapshot};
 pub use step::{
-    CopyRows, Encode, Gather, Keep, LayerStep, Needs, Operation, Part, Restore, SlabId, Step, Write,
+    CopyRows, Encode, FixScale, Gather, Keep, LayerStep, Needs, Operation, Part, Restore, SlabId,
+    Step, Write,
 };

@@ -18,11 +18,12 @@ use super::pages::Picker;
 use super::pool::Pool;
 use super::sequence::{Head, Sequence, SequenceId};
 use super::step::{
-    Changes, CopyRows, Encode, Gather, HeadChange, Keep, LayerStep, Needs, Operation, Part,
-    Restore, SequenceChange, SlabId, Step, Write,
+    Changes, CopyRows, Encode, FixScale, Gather, HeadChange, Keep, LayerStep, Needs, Operation,
+    Part, Restore, SequenceChange, SlabId, Step, Write,
 };
 use crate::error::{Error, Result};
 use crate::layout::pool::{PageClass, PageId};
+use crate::nsnquant::KEY_SCALE_CHUNKS;
 
 /// Rows that come in for one head.
 #[derive(Clone, Copy)]
@@ -206,15 +207,22 @@ impl<'a> Planner<'a> {
             }
             change.tail_new.end = self.changes.pages.len() as u32;
         }
-        self.flush(place, &mut change, flush)?;
+        self.flush(place, &mut change, flush, 1)?;
         if tokens > 0 || change.tail_front > 0 {
             self.changes.heads.push(change);
         }
         Ok(())
     }
 
-    /// Packs what a changed head has behind its frontier.
-    fn flush(&mut self, place: Place<'a>, change: &mut HeadChange, flush: bool) -> Result<()> {
+    /// Packs what a changed head has behind its frontier; a key scale is fixed from at most so many
+    /// chunks.
+    fn flush(
+        &mut self,
+        place: Place<'a>,
+        change: &mut HeadChange,
+        flush: bool,
+        chunks: usize,
+    ) -> Result<()> {
         let start = self.changes.pages.len() as u32;
         change.packed_new = start..start;
         if !flush || self.pool.layout.packed().is_none() {
@@ -224,18 +232,56 @@ impl<'a> Planner<'a> {
         let raw = self.sinks as usize + self.pool.config.recent;
         let target = (change.rows as usize).saturating_sub(raw) / self.chunk as usize;
         let keep = change.tail_keep as usize;
-        for page in 0..target.saturating_sub(state.packed.len()) {
+        let count = target.saturating_sub(state.packed.len());
+        let (mut scale, mut fixed) = (0, 0);
+        if count > 0 && self.pool.layout.key_scale() {
+            if state.packed.is_empty() {
+                fixed = count.min(chunks);
+                self.fix_scale(place, change, fixed)?;
+            }
+            scale = self.scale(place.layer, change.sink);
+        }
+        for page in 0..count {
             let from = match page.checked_sub(keep) {
                 None => state.tail[page],
                 Some(page) => self.changes.pages[change.tail_new.start as usize + page],
             };
             let to = self.pick(PageClass::Packed, place.layer)?;
             self.changes.pages.push(to);
-            self.layers[place.layer].encodes.push(Encode { from, to });
+            let layer = &mut self.layers[place.layer];
+            if page < fixed {
+                layer.fix_pages.push(from);
+            }
+            layer.encodes.push(Encode { from, to, scale });
             change.tail_front += 1;
         }
         change.packed_new.end = self.changes.pages.len() as u32;
         Ok(())
+    }
+
+    /// Makes a sink page the head's own, so that its key scale can be fixed there from pages that
+    /// follow.
+    fn fix_scale(&mut self, place: Place<'a>, change: &mut HeadChange, pages: usize) -> Result<()> {
+        let Place { layer, .. } = place;
+        let (state, _) = self.head(place);
+        // A page that the step has put in place of another is the head's own already.
+        if change.sink == state.sink {
+            let rows = change.rows.min(self.sinks);
+            change.sink = self.writable(PageClass::Sink, layer, state.sink, rows)?;
+        }
+        let step = &mut self.layers[layer];
+        let first = step.fix_pages.len();
+        let first = u32::try_from(first).map_err(|_| too_many("fix pages", first))?;
+        step.fixes.push(FixScale { to: change.sink, first, pages: pages as u32 });
+        Ok(())
+    }
+
+    /// The place of a sink page in the list of those whose key scales a layer's work uses.
+    fn scale(&mut self, layer: usize, sink: PageId) -> u32 {
+        let pages = &mut self.layers[layer].scale_pages;
+        pages.push(sink);
+        // There are at most as many as heads of all sequences, which tables count in 32 bits.
+        pages.len() as u32 - 1
     }
 
     fn finish(
@@ -330,7 +376,7 @@ impl<'a> Planner<'a> {
             }
             change.tail_new.end = self.changes.pages.len() as u32;
         }
-        self.flush(place, &mut change, true)?;
+        self.flush(place, &mut change, true, KEY_SCALE_CHUNKS)?;
         if change.rows < state.rows || change.tail_front > 0 {
             self.changes.heads.push(change);
         }
@@ -372,9 +418,6 @@ impl<'a> Planner<'a> {
             return Ok(());
         }
         (change.rows, change.prompt) = (rows, prompt);
-        if rows == 0 {
-            change.sink = PageId::NONE;
-        }
         let behind = rows.saturating_sub(self.sinks);
         let packed = state.packed.len() as u32 * self.chunk;
         if behind >= packed {
@@ -399,9 +442,14 @@ impl<'a> Planner<'a> {
                         page
                     }
                 };
-                self.layers[layer].restores.push(Restore { from, to, rows: rest });
+                let scaled = self.pool.layout.key_scale();
+                let scale = if scaled { self.scale(layer, state.sink) } else { 0 };
+                self.layers[layer].restores.push(Restore { from, to, rows: rest, scale });
             }
             change.tail_new.end = self.changes.pages.len() as u32;
+        }
+        if !self.pool.layout.has_sink(rows, change.packed_keep as usize) {
+            change.sink = PageId::NONE;
         }
         let start = self.changes.pages.len() as u32;
         change.packed_new = start..start;
@@ -562,5 +610,6 @@ fn sort(layout: &crate::layout::pool::PoolLayout, layer: &mut LayerStep) {
     layer.sink_writes.sort_by_key(|w| slab(Sink, w.page));
     layer.raw_writes.sort_by_key(|w| slab(Raw, w.page));
     layer.gathers.sort_by_key(|g| slab(Raw, g.to));
+    layer.fixes.sort_by_key(|f| slab(Sink, f.to));
     layer.encodes.sort_by_key(|e| (slab(Packed, e.to), slab(Raw, e.from)));
 }

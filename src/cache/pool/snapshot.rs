@@ -294,6 +294,9 @@ impl Pool {
                 }
             }
         }
+        if self.layout.key_scale() {
+            check_scales(snapshot, heads)?;
+        }
         for (class, met) in met.iter().flat_map(|met| met.iter().enumerate()) {
             if let Some(index) = met.iter().position(|met| !met) {
                 let expected = "the page of a sequence";
@@ -334,7 +337,8 @@ impl Pool {
         let rows = u64::from(prompt) + u64::from(saved.seen - saved.origin);
         same("rows", state.rows.into(), rows, "the tokens seen")?;
         let (sinks, chunk) = (self.layout.sinks() as u64, self.layout.chunk() as u64);
-        let sink_pages = u64::from(rows > 0 && sinks > 0);
+        let held = state.packed.len();
+        let sink_pages = u64::from(self.layout.has_sink(state.rows, held));
         same("sink pages", u64::from(state.sink.is_some()), sink_pages, "the rows")?;
         let behind = rows.saturating_sub(sinks);
         let packs = finished && self.layout.packed().is_some();
@@ -355,6 +359,29 @@ impl Pool {
         }
         Ok(())
     }
+}
+
+/// Checks that a packed page has one key scale: all that hold it have one sink page.
+fn check_scales(snapshot: &Snapshot, heads: usize) -> Result<()> {
+    let packed = |layer: &[u32; 3]| vec![None; layer[PageClass::Packed.index()] as usize];
+    let mut under: Vec<Vec<Option<u32>>> = snapshot.pages.iter().map(packed).collect();
+    for saved in &snapshot.sequences {
+        for (place, head) in saved.heads.iter().enumerate() {
+            for page in &head.packed {
+                let known = &mut under[place / heads][*page as usize];
+                if known.is_some() && *known != head.sink {
+                    return Err(Error::Mismatch {
+                        argument: "the key scale's page of a packed page",
+                        got: head.sink.unwrap_or(u32::MAX) as usize,
+                        expected: known.unwrap_or(u32::MAX) as usize,
+                        reference: "another sequence that holds it",
+                    });
+                }
+                *known = head.sink;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn at_most(argument: &'static str, got: u32, max: u32) -> Result<()> {

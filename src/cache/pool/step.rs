@@ -92,6 +92,8 @@ pub struct Restore {
     pub to: PageId,
     /// Rows.
     pub rows: u32,
+    /// Place in [`LayerStep::scale_pages`]; 0 where there are no key scales.
+    pub scale: u32,
 }
 
 /// Rows that follow each other in the incoming tensors are written into one page.
@@ -138,6 +140,20 @@ pub struct Encode {
     pub from: PageId,
     /// Packed page.
     pub to: PageId,
+    /// Place in [`LayerStep::scale_pages`]; 0 where there are no key scales.
+    pub scale: u32,
+}
+
+/// The key scale of a head is fixed from raw pages, all full, and put into its sink page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct FixScale {
+    /// Sink page written.
+    pub to: PageId,
+    /// First place in [`LayerStep::fix_pages`] of the pages.
+    pub first: u32,
+    /// Pages.
+    pub pages: u32,
 }
 
 /// The work of a step in one layer, to be done list by list in the order of the fields. Within a
@@ -159,8 +175,15 @@ pub struct LayerStep {
     pub gathers: Vec<Gather>,
     /// Raw pages of the prompt that gathers read.
     pub gather_pages: Vec<PageId>,
+    /// Key scales that are fixed.
+    pub fixes: Vec<FixScale>,
+    /// Raw pages that the fixes read.
+    pub fix_pages: Vec<PageId>,
     /// Pages that are packed.
     pub encodes: Vec<Encode>,
+    /// Sink pages whose key scales restores and encodes use: as they are before any of the work for
+    /// restores, and after it for encodes; no step has both.
+    pub scale_pages: Vec<PageId>,
 }
 
 /// A slab of a class and layer.

@@ -3,10 +3,12 @@
 use half::f16;
 
 use crate::error::{Error, Result};
-use crate::layout::{Gain, Grid, MeanDomain, Metadata, PIECE, PageLayout, encode_scale};
+use crate::layout::{
+    GROUP, Gain, Grid, MeanDomain, Metadata, PIECE, PageLayout, Vector, encode_scale,
+};
 use crate::nsnquant::codebook::square_sum;
 use crate::nsnquant::codec::{Codec, MIN_SCALE};
-use crate::nsnquant::key_scale::KeyScales;
+use crate::nsnquant::key_scale::{KeyScales, factor};
 use crate::primitives::math::min_max;
 use crate::shape::Elements;
 
@@ -18,10 +20,10 @@ use crate::shape::Elements;
 /// taken from the row times a power of two.
 ///
 /// # Errors
-/// [`Error::Length`] when `data` is no whole number of rows; [`Error::Offsets`] for a chunk that
-/// does not lie within the rows.
+/// [`Error::Length`] when `data` is no whole number of rows, and for a codec that needs positions;
+/// [`Error::Offsets`] for a chunk that does not lie within the rows.
 pub fn encode(codec: &Codec, data: Elements<'_>, starts: &[u32]) -> Result<Vec<u32>> {
-    encode_scaled(codec, data, starts, None)
+    encode_at(codec, data, &[], starts, None)
 }
 
 /// As [`encode`], with channels of the centred tokens divided by the key scale of their page.
@@ -34,7 +36,24 @@ pub fn encode_scaled(
     starts: &[u32],
     scales: Option<&KeyScales<'_>>,
 ) -> Result<Vec<u32>> {
-    check(codec, data, starts)?;
+    encode_at(codec, data, &[], starts, scales)
+}
+
+/// As [`encode_scaled`], with the positions of the token rows `[rows]`, from which a codec with a
+/// rotary embedding turns them back: `o` is the mean of the rows turned back, and what is left of a
+/// row is taken from `o` turned to its position.
+///
+/// # Errors
+/// As [`encode_scaled`]; [`Error::Length`] for another number of positions, of which there may be none
+/// where the codec has no embedding.
+pub fn encode_at(
+    codec: &Codec,
+    data: Elements<'_>,
+    positions: &[u32],
+    starts: &[u32],
+    scales: Option<&KeyScales<'_>>,
+) -> Result<Vec<u32>> {
+    check(codec, data, positions, starts)?;
     if let Some(scales) = scales {
         scales.check(codec.layout().head_dim(), starts.len())?;
     }
@@ -42,7 +61,7 @@ pub fn encode_scaled(
     let mut pages = vec![0; starts.len() * words];
     let work = |scratch: &mut Scratch, (number, page): (usize, &mut [u32])| {
         let channels = scales.map(|scales| scales.of(number, codec.layout().head_dim()));
-        scratch.analyse(codec, data, starts[number] as usize, channels);
+        scratch.analyse(codec, data, positions, starts[number] as usize, channels);
         scratch.write(codec, page);
     };
     #[cfg(feature = "parallel")]
@@ -80,19 +99,20 @@ pub struct Analysis {
 /// # Errors
 /// As [`encode`].
 pub fn analyse(codec: &Codec, data: Elements<'_>, start: u32) -> Result<Analysis> {
-    check(codec, data, &[start])?;
+    check(codec, data, &[], &[start])?;
     let mut scratch = Scratch::new(codec.layout());
-    scratch.analyse(codec, data, start as usize, None);
+    scratch.analyse(codec, data, &[], start as usize, None);
     Ok(Analysis { s1: scratch.s1, s2: scratch.s2, o: scratch.o, y: scratch.x })
 }
 
-fn check(codec: &Codec, data: Elements<'_>, starts: &[u32]) -> Result<()> {
+fn check(codec: &Codec, data: Elements<'_>, positions: &[u32], starts: &[u32]) -> Result<()> {
     let dim = codec.layout().head_dim();
     if !data.len().is_multiple_of(dim) {
         let expected = data.len().next_multiple_of(dim);
         return Err(Error::Length { argument: "data", got: data.len(), expected });
     }
     let rows = data.len() / dim;
+    codec.check_positions(positions, rows)?;
     let outside = |start: u32| start as usize + codec.layout().chunk() > rows;
     match starts.iter().position(|start| outside(*start)) {
         None => Ok(()),
@@ -112,9 +132,11 @@ struct Scratch {
     o: Vec<f32>,
     /// The mean in the plain domain.
     shift: Vec<f32>,
+    /// A row turned to or from its position.
+    turned: Vec<f32>,
     /// What is stored of `s1`, `s2` and `o`.
     stored: [Vec<u16>; 3],
-    grids: [Grid; 3],
+    grids: Vec<Grid>,
 }
 
 impl Scratch {
@@ -126,8 +148,9 @@ impl Scratch {
             s2: vec![0.0; chunk],
             o: vec![0.0; dim],
             shift: vec![0.0; dim],
+            turned: vec![0.0; dim],
             stored: [vec![0; chunk], vec![0; chunk], vec![0; dim]],
-            grids: [Grid::from_word(0); 3],
+            grids: vec![Grid::from_word(0); layout.grids()],
         }
     }
 
@@ -137,24 +160,30 @@ impl Scratch {
         &mut self,
         codec: &Codec,
         data: Elements<'_>,
+        positions: &[u32],
         start: usize,
         channels: Option<&[f16]>,
     ) {
         let dim = codec.layout().head_dim();
+        // A turn keeps the norm of a row, so s1 is taken from the row as it comes.
+        let place = |token: usize| positions[start + token];
         data.read(start * dim, &mut self.x);
         for (token, s1) in self.x.chunks_exact(dim).zip(&mut self.s1) {
             *s1 = row_scale(token);
         }
         self.store_s1(codec);
         self.o.fill(0.0);
-        for (token, s1) in self.x.chunks_exact_mut(dim).zip(&self.s1) {
-            // Both scaled alike, so that the divisor stays where every GPU divides accurately.
-            let shrink = if *s1 > HUGE { SHRINK } else { 1.0 };
-            let divisor = *s1 * shrink;
-            for (value, o) in token.iter_mut().zip(&mut self.o) {
-                *value = *value * shrink / divisor;
-                *o += *value;
-            }
+        for (index, (token, s1)) in self.x.chunks_exact_mut(dim).zip(&self.s1).enumerate() {
+            divide_row(token, *s1);
+            let row = match codec.rope() {
+                None => &*token,
+                Some(rope) => {
+                    self.turned.copy_from_slice(token);
+                    rope.turn_back(&mut self.turned, place(index));
+                    &self.turned
+                }
+            };
+            self.o.iter_mut().zip(row).for_each(|(o, value)| *o += value);
         }
         let count = codec.layout().chunk() as f32;
         self.o.iter_mut().for_each(|o| *o /= count);
@@ -169,12 +198,20 @@ impl Scratch {
             hadamard.inverse(&mut self.shift);
         }
         let scale = hadamard.scale();
-        for (token, s2) in self.x.chunks_exact_mut(dim).zip(&mut self.s2) {
-            for (value, o) in token.iter_mut().zip(&self.shift) {
+        for (index, (token, s2)) in self.x.chunks_exact_mut(dim).zip(&mut self.s2).enumerate() {
+            let shift = match codec.rope() {
+                None => &self.shift,
+                Some(rope) => {
+                    self.turned.copy_from_slice(&self.shift);
+                    rope.turn(&mut self.turned, place(index));
+                    &self.turned
+                }
+            };
+            for (value, o) in token.iter_mut().zip(shift) {
                 *value -= *o;
             }
             for (value, channel) in token.iter_mut().zip(channels.unwrap_or(&[])) {
-                *value /= channel.to_f32();
+                *value /= factor(*channel);
             }
             let square = token.chunks_exact(PIECE).map(square_sum).fold(0.0, |a, b| a + b);
             *s2 = (square / dim as f32).sqrt().max(MIN_SCALE);
@@ -200,13 +237,22 @@ impl Scratch {
                 }
                 self.grids[0] = grid;
             }
+            Metadata::Linear => {
+                let (low, high) = min_max(s1);
+                let grid = Grid::of_linear_scales(low, high);
+                for (stored, s1) in stored.iter_mut().zip(s1) {
+                    *stored = grid.linear_code(*s1);
+                    *s1 = grid.linear_scale(*stored).max(MIN_SCALE);
+                }
+                self.grids[0] = grid;
+            }
         }
     }
 
     fn store_s2(&mut self, codec: &Codec) {
         let (s2, stored) = (&self.s2, &mut self.stored[1]);
         match codec.scheme().metadata {
-            Metadata::Half => {
+            Metadata::Half | Metadata::Linear => {
                 stored.iter_mut().zip(s2).for_each(|(s, s2)| *s = f16::from_f32(*s2).to_bits());
             }
             Metadata::Four => {
@@ -222,14 +268,20 @@ impl Scratch {
             Metadata::Half => {
                 stored.iter_mut().zip(o).for_each(|(s, o)| *s = f16::from_f32(*o).to_bits());
             }
-            Metadata::Four => {
-                let (low, high) = min_max(o);
-                let grid = Grid::spanning(low, high);
-                for (stored, o) in stored.iter_mut().zip(o) {
-                    *stored = grid.code(*o);
-                    *o = grid.value(*stored);
+            Metadata::Four | Metadata::Linear => {
+                let layout = codec.layout();
+                let linear = codec.scheme().metadata == Metadata::Linear;
+                let group = if linear { GROUP } else { layout.head_dim() };
+                let groups = stored.chunks_mut(group).zip(o.chunks_mut(group)).enumerate();
+                for (number, (stored, o)) in groups {
+                    let (low, high) = min_max(o);
+                    let grid = Grid::spanning(low, high);
+                    for (stored, o) in stored.iter_mut().zip(o) {
+                        *stored = grid.code(*o);
+                        *o = grid.value(*stored);
+                    }
+                    self.grids[layout.mean_grid(number * group)] = grid;
                 }
-                self.grids[2] = grid;
             }
         }
     }
@@ -242,15 +294,12 @@ impl Scratch {
         }
         self.store_s2(codec);
         let layout = codec.layout();
-        let planes = [layout.s1_offset(), layout.s2_offset(), layout.o_offset()];
-        for (plane, stored) in planes.into_iter().zip(&self.stored) {
+        for (vector, stored) in Vector::ALL.into_iter().zip(&self.stored) {
             for (at, stored) in stored.iter().enumerate() {
-                layout.set_stored(page, plane, at, *stored);
+                layout.set_stored(page, vector, at, *stored);
             }
         }
-        if codec.scheme().metadata == Metadata::Four {
-            self.grids.iter().enumerate().for_each(|(at, grid)| layout.set_grid(page, at, *grid));
-        }
+        self.grids.iter().enumerate().for_each(|(at, grid)| layout.set_grid(page, at, *grid));
     }
 
     /// Writes the codes, and folds the gain into `s2`.
@@ -288,18 +337,15 @@ impl Scratch {
             }
             *s2 *= match gain {
                 Gain::TokenNorm => 1.0,
-                Gain::Unbiased if product > 0.0 => (length / product).min(MAX_GAIN),
-                Gain::NormPreserving if coded > 0.0 => (length / coded).sqrt().min(MAX_GAIN),
+                Gain::Unbiased if product > 0.0 => (length / product).min(codec.max_gain()),
+                Gain::NormPreserving if coded > 0.0 => {
+                    (length / coded).sqrt().min(codec.max_gain())
+                }
                 Gain::Unbiased | Gain::NormPreserving => 0.0,
             };
         }
     }
 }
-
-/// Largest factor by which the gain lengthens a token. Tokens that are close to normal need at most
-/// 1.5; one that the transform leaves in a single channel may ask for sqrt(d) / 3, which would carry
-/// the rounding of its other channels along.
-const MAX_GAIN: f32 = 4.0;
 
 /// The grid of the scales of a chunk.
 fn scale_grid(scales: &[f32]) -> Grid {
@@ -320,9 +366,17 @@ const SHRINK: f32 = 9.313226e-10;
 /// The largest f32 below 4, an upper bound of a row's scaled root mean square.
 const BELOW_FOUR: f32 = 3.9999998;
 
+/// Divides a row by its scale. Both are shrunk alike where that is needed, so that the divisor stays
+/// where every GPU divides accurately.
+pub(super) fn divide_row(row: &mut [f32], s1: f32) {
+    let shrink = if s1 > HUGE { SHRINK } else { 1.0 };
+    let divisor = s1 * shrink;
+    row.iter_mut().for_each(|value| *value = *value * shrink / divisor);
+}
+
 /// `max(|x| / sqrt(d), 1e-8)`. The row is first multiplied by the power of two that brings its
 /// largest magnitude to 2..4 (or as far as 2^64 goes), so that no square over- or underflows.
-fn row_scale(row: &[f32]) -> f32 {
+pub(super) fn row_scale(row: &[f32]) -> f32 {
     let top = row.iter().map(|x| x.to_bits() & 0x7fff_ffff).fold(0, u32::max);
     let exponent = (top >> 23).max(64);
     let up = f32::from_bits((255 - exponent) << 23);

@@ -3,6 +3,10 @@
 
 mod decode;
 mod encode;
+mod key_scale;
+mod squares;
 
-pub use decode::{decode, decode_page, decode_scaled};
-pub use encode::{Analysis, analyse, encode, encode_scaled};
+pub use decode::{decode, decode_at, decode_page, decode_scaled};
+pub use encode::{Analysis, analyse, encode, encode_at, encode_scaled};
+pub use key_scale::{fix, key_scale};
+pub use squares::squares;

@@ -6,7 +6,8 @@ use crate::layout::{Bits, Family, Gain, MeanDomain, Metadata, PIECE, PageLayout,
 use crate::nsnquant::codebook::Codebook;
 use crate::nsnquant::codec::Codec;
 use crate::nsnquant::hadamard::Hadamard;
-use crate::shape::{Dtype, MAX_HEAD_DIM, check_head_dim};
+use crate::nsnquant::rope::{Pairing, Rope};
+use crate::shape::{Dtype, MAX_HEAD_DIM, check_count, check_head_dim};
 
 /// Invocations of a workgroup.
 const LANES: u32 = 128;
@@ -18,6 +19,7 @@ const BATCH_PIECES: usize = 2 * LANES as usize;
 pub struct DeviceCodec {
     codec: Codec,
     book: wgpu::Buffer,
+    rope: wgpu::Buffer,
 }
 
 impl DeviceCodec {
@@ -28,7 +30,9 @@ impl DeviceCodec {
     pub fn new(context: &Context, codec: Codec) -> Result<Self> {
         let rows = codec.book().values();
         let book = context.upload_constant("wgkv codebook", bytemuck::cast_slice(rows))?;
-        Ok(Self { codec, book })
+        let words = Rope::words(codec.rope(), codec.layout().head_dim());
+        let rope = context.upload_constant("wgkv rope", bytemuck::cast_slice(&words))?;
+        Ok(Self { codec, book, rope })
     }
 
     /// The codec.
@@ -41,9 +45,44 @@ impl DeviceCodec {
         self.codec.layout()
     }
 
+    /// The codec's rotary embedding as kernels bind it, also where there is none.
+    pub(crate) fn rope(&self) -> Slice<'_> {
+        Slice::all(&self.rope)
+    }
+
     /// The codec's book on the device, f32, row by row.
     pub fn book(&self) -> &wgpu::Buffer {
         &self.book
+    }
+}
+
+/// Key scales on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceKeyScales<'a> {
+    /// The factors, f16 `[count, head_dim]`. Nothing checks them here: one that is not from 2^-10 to
+    /// 2^10 counts as 1.
+    pub values: Slice<'a>,
+    /// Scales.
+    pub count: usize,
+}
+
+impl<'a> DeviceKeyScales<'a> {
+    /// What kernels bind and the last scale that they read; without scales something else that is
+    /// only read.
+    pub(crate) fn bound(
+        scales: Option<Self>,
+        head_dim: usize,
+        unread: Slice<'a>,
+    ) -> Result<(Slice<'a>, u32)> {
+        let Some(Self { values, count }) = scales else { return Ok((unread, 0)) };
+        let argument = "key scales";
+        let expected = check_count(argument, &[count, head_dim])? / 2;
+        let got = (values.size / 4) as usize;
+        match count {
+            0 => Err(Error::Empty { argument }),
+            _ if got < expected => Err(Error::Length { argument, got, expected }),
+            _ => Ok((values, count as u32 - 1)),
+        }
     }
 }
 
@@ -113,8 +152,13 @@ pub fn hadamard_constants(
     ]
 }
 
-/// Constants of both stages.
-pub(super) fn constants(codec: &Codec) -> Vec<(&'static str, u32)> {
+/// Groups of four words of [`Rope::words`].
+pub(crate) fn rope_fours(head_dim: usize) -> u32 {
+    head_dim as u32 / 4 + 1
+}
+
+/// Constants of both stages, for pages under key scales or not.
+pub(super) fn constants(codec: &Codec, scaled: bool) -> Vec<(&'static str, u32)> {
     let (layout, scheme) = (codec.layout(), codec.scheme());
     let pieces = layout.head_dim() / PIECE;
     // A multiple of 4 tokens, so that a batch of codes is whole words.
@@ -125,8 +169,15 @@ pub(super) fn constants(codec: &Codec) -> Vec<(&'static str, u32)> {
         Gain::Unbiased => 1,
         Gain::NormPreserving => 2,
     };
+    let form = match scheme.metadata {
+        Metadata::Half => 0,
+        Metadata::Four => 1,
+        Metadata::Linear => 2,
+    };
     let flag = |set| u32::from(set);
     constants.extend([
+        ("ROPE", flag(codec.rope().is_some())),
+        ("ROPE_FOURS", rope_fours(layout.head_dim())),
         ("HEAD_DIM", layout.head_dim() as u32),
         ("PIECES", pieces as u32),
         ("PIECES_MAGIC", 65536u32.div_ceil(pieces as u32)),
@@ -140,44 +191,72 @@ pub(super) fn constants(codec: &Codec) -> Vec<(&'static str, u32)> {
         ("CODE_BYTES", (PIECE / layout.width() * layout.index_bits() / 8) as u32),
         ("SIGNS", flag(layout.signs())),
         ("PLAIN", flag(scheme.family == Family::Plain)),
-        ("FOUR", flag(scheme.metadata == Metadata::Four)),
+        ("FORM", form),
         ("TURNED", flag(scheme.mean == MeanDomain::Hadamard)),
         ("GAIN", gain),
+        ("KEY_SCALED", flag(scaled)),
     ]);
     constants
 }
 
 /// Variants at chunks of `chunk` tokens, as `variant` makes them: of every head dimension for the
-/// rates of [`Profile::Compat`]; of [`Profile::Tuned`] and with other choices for head dimensions of
-/// every kind.
-pub(super) fn covering(chunk: usize, variant: impl Fn(&Codec) -> Variant) -> Vec<Variant> {
+/// rates of [`Profile::Compat`]; of the other profiles, with a rotary embedding, under key scales and
+/// with other choices for head dimensions of every kind.
+pub(super) fn covering(chunk: usize, variant: impl Fn(&Codec, bool) -> Variant) -> Vec<Variant> {
     let codebook = Codebook::builtin();
     let mut variants = Vec::new();
-    let mut add = |dim, scheme| {
+    let mut add = |dim, scheme, rope: bool, scaled: bool| {
         let codec = Codec::with("data", dim, scheme, chunk, codebook.clone());
-        variants.extend(codec.ok().as_ref().map(&variant));
+        let rope = if rope { Rope::new(Pairing::Halves, &[1.0]).ok() } else { None };
+        let codec = codec.and_then(|codec| codec.with_rope(rope));
+        variants.extend(codec.ok().map(|codec| variant(&codec, scaled)));
     };
     for dim in (8..=MAX_HEAD_DIM).filter(|dim| check_head_dim("head_dim", *dim).is_ok()) {
         for bits in [Bits::One, Bits::Two] {
-            add(dim, Profile::Compat.scheme(bits));
+            add(dim, Profile::Compat.scheme(bits), false, false);
         }
         if [8, 64, 80, 128, 448, 512].contains(&dim) {
             for bits in Bits::ALL {
-                add(dim, Profile::Tuned.scheme(bits));
+                for (rope, scaled) in [(false, false), (false, true), (true, false)] {
+                    add(dim, Profile::Tuned.scheme(bits), rope, scaled);
+                }
+            }
+            for bits in [Bits::One, Bits::Two] {
+                add(dim, Profile::Paper.scheme(bits), true, true);
+                add(dim, Profile::Paper.scheme(bits), false, false);
             }
         }
     }
     let mut mixed = Profile::Compat.scheme(Bits::Two);
     mixed.metadata = Metadata::Four;
     mixed.signs = Some(1);
-    add(64, mixed);
+    add(64, mixed, false, false);
+    add(64, mixed, false, true);
     mixed.bits = Bits::Three;
     mixed.family = Family::Plain;
     mixed.metadata = Metadata::Half;
     mixed.gain = Gain::Unbiased;
     mixed.mean = MeanDomain::Hadamard;
-    add(96, mixed);
+    add(96, mixed, false, false);
     variants
+}
+
+/// What kernels bind as the positions of `rows` rows; something else that is only read where the codec
+/// has no rotary embedding.
+pub(super) fn positions<'a>(
+    codec: &DeviceCodec,
+    positions: Option<Slice<'a>>,
+    rows: usize,
+    unread: Slice<'a>,
+) -> Result<Slice<'a>> {
+    if codec.codec().rope().is_none() {
+        return Ok(unread);
+    }
+    let got = positions.map_or(0, |slice| (slice.size / 4) as usize);
+    match positions {
+        Some(slice) if got >= rows => Ok(slice),
+        _ => Err(Error::Length { argument: "positions", got, expected: rows }),
+    }
 }
 
 /// What a call has checked of its token rows and pages.
@@ -233,4 +312,10 @@ pub(super) fn extent(
         }
     }
     Ok(Some(Extent { pages: count as u32, last_start: (total_rows - layout.chunk()) as u32 }))
+}
+
+/// Refuses a list of the scales of pages that is too short.
+pub(super) fn numbers(of: Slice<'_>, pages: usize) -> Result<()> {
+    let (argument, got) = ("key scale pages", (of.size / 4) as usize);
+    if got < pages { Err(Error::Length { argument, got, expected: pages }) } else { Ok(()) }
 }

@@ -1,6 +1,6 @@
 //! Packs chunks. Twin: `src/nsnquant/cpu/encode.rs`.
 
-use super::device::{self, DeviceCodec};
+use super::device::{self, DeviceCodec, DeviceKeyScales};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
 use crate::layout::MAX_CHUNK;
@@ -14,6 +14,10 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/rope.wgsl"),
+        include_str!("../../../wgsl/common/nearest.wgsl"),
+        include_str!("../../../wgsl/common/key_scale.wgsl"),
         include_str!("../../../wgsl/common/encode.wgsl"),
         include_str!("../../../wgsl/nsnquant/encode.wgsl"),
     ),
@@ -21,6 +25,10 @@ static KERNEL: Kernel = Kernel {
         Binding::Read("data"),
         Binding::Read("starts"),
         Binding::Constant("book"),
+        Binding::Read("key_scales"),
+        Binding::Read("scale_of"),
+        Binding::Read("positions"),
+        Binding::Constant("rope"),
         Binding::Write("pages"),
     ],
     params: EncodeParams::LAYOUT,
@@ -37,15 +45,15 @@ pub fn variants() -> Vec<Variant> {
     [64, MAX_CHUNK].into_iter().flat_map(|chunk| device::covering(chunk, variant)).collect()
 }
 
-fn variant(codec: &Codec) -> Variant {
-    let mut constants = device::constants(codec);
+fn variant(codec: &Codec, scaled: bool) -> Variant {
+    let mut constants = device::constants(codec, scaled);
     constants.push(("SCALES", codec.layout().chunk().next_power_of_two().max(64) as u32));
     Variant { constants, overrides: Vec::new() }
 }
 
-/// The variant for a codec, also of other kernels around `wgsl/common/encode.wgsl`.
-pub(crate) fn variant_for(codec: &DeviceCodec) -> Variant {
-    variant(codec.codec())
+/// The variant for a codec, under key scales or not, also of other kernels around `wgsl/common/encode.wgsl`.
+pub(crate) fn variant_for(codec: &DeviceCodec, scaled: bool) -> Variant {
+    variant(codec.codec(), scaled)
 }
 
 /// Records the packing of `pages` chunks: page p of `out` (u32 `[pages, words]`) gets the token rows
@@ -66,11 +74,57 @@ pub fn encode(
     pages: usize,
     out: Slice<'_>,
 ) -> Result<()> {
+    encode_at(rec, codec, data, dtype, total_rows, None, starts, pages, out, None)
+}
+
+/// As [`encode`], with channels of the centred tokens divided by the key scale of their page: those
+/// that there are, and the number of each page's, u32 `[pages]`; one that is not there is taken as
+/// the last.
+///
+/// # Errors
+/// As [`encode`]; [`crate::Error::Length`] for scales or numbers that are too few.
+pub fn encode_scaled(
+    rec: &mut Recorder<'_>,
+    codec: &DeviceCodec,
+    data: Slice<'_>,
+    dtype: Dtype,
+    total_rows: usize,
+    starts: Slice<'_>,
+    pages: usize,
+    out: Slice<'_>,
+    scales: Option<(DeviceKeyScales<'_>, Slice<'_>)>,
+) -> Result<()> {
+    encode_at(rec, codec, data, dtype, total_rows, None, starts, pages, out, scales)
+}
+
+/// As [`encode_scaled`], with the positions of the token rows, u32 `[total_rows]`, from which a codec
+/// with a rotary embedding turns them back.
+///
+/// # Errors
+/// As [`encode_scaled`]; [`crate::Error::Length`] for positions that are too few, or missing where the
+/// codec has an embedding.
+pub fn encode_at(
+    rec: &mut Recorder<'_>,
+    codec: &DeviceCodec,
+    data: Slice<'_>,
+    dtype: Dtype,
+    total_rows: usize,
+    positions: Option<Slice<'_>>,
+    starts: Slice<'_>,
+    pages: usize,
+    out: Slice<'_>,
+    scales: Option<(DeviceKeyScales<'_>, Slice<'_>)>,
+) -> Result<()> {
     let layout = codec.layout();
     let rows = ("data", data, dtype, total_rows);
     let Some(extent) = device::extent(layout, rows, starts, ("out", out, pages))? else {
         return Ok(());
     };
+    let (values, last_scale) =
+        DeviceKeyScales::bound(scales.map(|(values, _)| values), layout.head_dim(), starts)?;
+    let of = scales.map_or(starts, |(_, of)| of);
+    device::numbers(of, pages)?;
+    let positions = device::positions(codec, positions, total_rows, starts)?;
     let hadamard = codec.codec().hadamard();
     let params = EncodeParams {
         pages: extent.pages,
@@ -84,12 +138,13 @@ pub fn encode(
         o_offset: layout.o_offset() as u32,
         grid_offset: layout.grid_offset() as u32,
         scale: hadamard.scale(),
+        last_scale,
     };
     rec.dispatch(
         &KERNEL,
-        &variant(codec.codec()),
+        &variant(codec.codec(), scales.is_some()),
         &params,
-        &[data, starts, Slice::all(codec.book()), out],
+        &[data, starts, Slice::all(codec.book()), values, of, positions, codec.rope(), out],
         Groups(pages as u64),
     )
 }

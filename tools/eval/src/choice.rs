@@ -5,11 +5,11 @@ use std::fmt;
 use anyhow::{Context, Result, bail, ensure};
 use wgkv::cache::pool::PoolConfig;
 use wgkv::layout::Bits;
-use wgkv::nsnquant::Profile;
+use wgkv::nsnquant::{Gain, Pairing, Profile, Rope};
 use wgkv::shape::Dtype;
 
 use crate::fake::Fake;
-use crate::model::Shape;
+use crate::model::{Pairs, Shape};
 
 /// Bytes that a cache of this tool may take, all in all and at once.
 const BUDGET: u64 = 1 << 34;
@@ -28,6 +28,10 @@ pub enum Codec {
         keys: Bits,
         /// Of values.
         values: Bits,
+        /// Whether keys are under a key scale.
+        scaled: bool,
+        /// Keys without their rotary embedding.
+        still: bool,
     },
     /// Quantised and restored by another method.
     Fake(Fake),
@@ -67,8 +71,12 @@ impl fmt::Display for Choice {
 
 impl Choice {
     /// Reads `NAME` or `NAME@OPTIONS`. Names are `f16`, `compat-k2v2`, `tuned-k3v2` (rates of keys and values),
-    /// `int4-g64` (bits and group), `q4_0`, `q8_0`, and `decoded-tuned-k3v2`, which decodes before it
-    /// attends, with `-scaled` behind it where keys have a scale; options are `s`, `w` and `r` with a
+    /// `paper-k2v2`, whose keys are packed without their rotary embedding, as those of the others are with
+    /// `-rope` behind it, `int4-g64` (bits and group), `q4_0`, `q8_0`, and `decoded-tuned-k3v2`, which decodes
+    /// before it attends, with choices behind it: `-scaled` where keys have a scale (packed ones too: before
+    /// `-rope`), `-signs` where channels get
+    /// random signs, `-knorm`, `-kunbiased`, `-vnorm`, `-vunbiased` for another gain, `-k90` and `-v90` for gains of 90% of
+    /// that; options are `s`, `w` and `r` with a
     /// number each, as in `compat-k2v2@s4w16`.
     pub fn parse(text: &str, window: Window) -> Result<Self> {
         let (name, options) = text.split_once('@').unwrap_or((text, ""));
@@ -97,6 +105,7 @@ impl Choice {
             fake.check(chunk, shape.head_dim)?;
         }
         Ok(PoolConfig {
+            key_scale: matches!(self.codec, Codec::Packed { scaled: true, .. }),
             layers: shape.layers,
             heads: shape.kv_heads,
             head_dim_k: shape.head_dim,
@@ -108,6 +117,10 @@ impl Choice {
             profile: match self.codec {
                 Codec::Packed { profile, .. } => profile,
                 Codec::Raw | Codec::Fake(_) => Profile::default(),
+            },
+            rope: match self.codec {
+                Codec::Packed { still: true, .. } => Some(rope(shape)?),
+                _ => None,
             },
             chunk,
             sinks,
@@ -133,28 +146,67 @@ impl Choice {
     }
 }
 
+/// The rotary embedding of a model's keys.
+fn rope(shape: &Shape) -> Result<Rope> {
+    let pairing = match shape.pairs {
+        Some(Pairs::Neighbours) => Pairing::Interleaved,
+        Some(Pairs::Halves) => Pairing::Halves,
+        None => bail!("a cache takes off one rotary embedding, the layers of this model have two"),
+    };
+    Ok(Rope::with_theta(pairing, shape.rope_base.into(), shape.head_dim)?)
+}
+
 fn codec(name: &str) -> Result<Codec> {
     let profile = |text: &str| -> Option<(Profile, [Bits; 2])> {
         let (profile, rates) = text.split_once('-')?;
         let profile = match profile {
             "compat" => Profile::Compat,
             "tuned" => Profile::Tuned,
+            "paper" => Profile::Paper,
             _ => return None,
         };
         Some((profile, rates_of(rates)?))
     };
-    if let Some((profile, [keys, values])) = profile(name) {
-        return Ok(Codec::Packed { profile, keys, values });
+    let (plain, rope) = match name.strip_suffix("-rope") {
+        Some(plain) => (plain, true),
+        None => (name, false),
+    };
+    let (plain, scaled) = match plain.strip_suffix("-scaled") {
+        Some(plain) => (plain, true),
+        None => (plain, false),
+    };
+    if let Some((profile, [keys, values])) = profile(plain) {
+        let still = rope || profile == Profile::Paper;
+        return Ok(Codec::Packed { profile, keys, values, scaled, still });
     }
     if let Some(inner) = name.strip_prefix("decoded-") {
-        let (inner, scaled) = match inner.strip_suffix("-scaled") {
-            Some(inner) => (inner, true),
-            None => (inner, false),
-        };
+        let mut parts = inner.split('-');
+        let inner = [parts.next(), parts.next()].map(Option::unwrap_or_default).join("-");
         let (profile, rates) =
-            profile(inner).with_context(|| format!("a profile with rates in {name}"))?;
-        let schemes = rates.map(|bits| profile.scheme(bits));
-        return Ok(Codec::Fake(Fake::Decoded { schemes, scaled }));
+            profile(&inner).with_context(|| format!("a profile with rates in {name}"))?;
+        let mut schemes = rates.map(|bits| profile.scheme(bits));
+        let (mut scaled, mut gains) = (false, [100; 2]);
+        let percent = |side: char, part: &str| part.strip_prefix(side)?.parse::<u32>().ok();
+        for part in parts {
+            if let Some(gain) = percent('k', part) {
+                gains[0] = gain;
+                continue;
+            }
+            if let Some(gain) = percent('v', part) {
+                gains[1] = gain;
+                continue;
+            }
+            match part {
+                "scaled" => scaled = true,
+                "signs" => schemes.iter_mut().for_each(|scheme| scheme.signs = Some(1)),
+                "kunbiased" => schemes[0].gain = Gain::Unbiased,
+                "vunbiased" => schemes[1].gain = Gain::Unbiased,
+                "knorm" => schemes[0].gain = Gain::NormPreserving,
+                "vnorm" => schemes[1].gain = Gain::NormPreserving,
+                _ => bail!("{part} in {name}: scaled, signs, kunbiased, vunbiased, knorm or vnorm"),
+            }
+        }
+        return Ok(Codec::Fake(Fake::Decoded { schemes, scaled, gains }));
     }
     if let Some((bits, group)) = name.strip_prefix("int").and_then(|name| name.split_once("-g")) {
         let (bits, group) = (bits.parse()?, group.parse()?);
@@ -188,7 +240,15 @@ mod tests {
         let window = Window { sinks: 4, recent: 16, chunk: 64 };
         let choice = Choice::parse("compat-k2v1@s0w0", window).unwrap();
         let (profile, keys, values) = (Profile::Compat, Bits::Two, Bits::One);
-        assert_eq!(choice.codec, Codec::Packed { profile, keys, values });
+        let (scaled, still) = (false, false);
+        assert_eq!(choice.codec, Codec::Packed { profile, keys, values, scaled, still });
+        let choice = Choice::parse("compat-k2v1-scaled", window).unwrap();
+        let scaled = true;
+        assert_eq!(choice.codec, Codec::Packed { profile, keys, values, scaled, still });
+        for name in ["paper-k2v2", "tuned-k3v2-rope", "tuned-k3v2-scaled-rope"] {
+            let choice = Choice::parse(name, window).unwrap();
+            assert!(matches!(choice.codec, Codec::Packed { still: true, .. }), "{name}");
+        }
         assert_eq!(choice.window, Window { sinks: 0, recent: 0, chunk: 64 });
         let choice = Choice::parse("int4-g32@r128", window).unwrap();
         assert_eq!(choice.codec, Codec::Fake(Fake::Grid { bits: 4, group: 32 }));

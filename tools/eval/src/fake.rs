@@ -30,6 +30,8 @@ pub enum Fake {
         schemes: [Scheme; 2],
         /// Whether keys have a scale.
         scaled: bool,
+        /// What of a row is not the chunk's mean comes back times this, in percent, of keys and of values.
+        gains: [u32; 2],
     },
 }
 
@@ -104,12 +106,22 @@ impl Fake {
                 rows.chunks_mut(group).for_each(|row| grid(row.iter_mut(), bits));
             }
             Self::Block { bits } => block(rows, head_dim, bits)?,
-            Self::Decoded { schemes, .. } => {
+            Self::Decoded { schemes, gains, .. } => {
                 let codec = library(schemes[side], rows.len() / head_dim, head_dim)?;
                 let scale = scale.filter(|_| side == 0);
                 let scales = scale.map(|values| KeyScales { values, of_page: &[0] });
                 let page = encode_scaled(&codec, Elements::F32(rows), &[0], scales.as_ref())?;
                 rows.copy_from_slice(&decode_scaled(&codec, &page, scales.as_ref())?);
+                if gains[side] != 100 {
+                    let (mut mean, gain) = (vec![0.0; head_dim], gains[side] as f32 / 100.0);
+                    codec.mean(&page, &mut mean);
+                    for (token, row) in rows.chunks_exact_mut(head_dim).enumerate() {
+                        let s1 = codec.s1(&page, token);
+                        for (x, mean) in row.iter_mut().zip(&mean) {
+                            *x = s1 * mean + gain * (*x - s1 * mean);
+                        }
+                    }
+                }
             }
         }
         Ok(())

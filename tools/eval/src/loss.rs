@@ -84,21 +84,30 @@ pub fn perplexity(losses: &[f32]) -> f64 {
 }
 
 /// By how much perplexity is above that of a reference, in percent, with the standard error of the
-/// paired losses of tokens; over several texts the geometric mean.
-pub fn increase(losses: &[&[f32]], reference: &[&[f32]]) -> (f64, f64) {
-    let mut total = 0.0;
-    let mut variance = 0.0;
-    for (losses, reference) in losses.iter().zip(reference) {
-        let differences = || losses.iter().zip(*reference).map(|(a, b)| f64::from(a - b));
-        let middle = mean(differences());
-        let square = differences().map(|x| (x - middle) * (x - middle)).sum::<f64>();
-        let count = losses.len() as f64;
+/// paired losses of tokens; over several texts the geometric mean. A pair is a text's losses and those
+/// of the reference.
+pub fn increase(pairs: &[(&[f32], &[f32])]) -> (f64, f64) {
+    let (total, error) =
+        average(pairs.iter().map(|(losses, reference)| {
+            losses.iter().zip(*reference).map(|(a, b)| f64::from(a - b))
+        }));
+    let ratio = total.exp();
+    (100.0 * (ratio - 1.0), 100.0 * ratio * error)
+}
+
+/// The mean over texts of the means of their tokens, with its standard error.
+pub fn average<T: Iterator<Item = f64>>(texts: impl IntoIterator<Item = T>) -> (f64, f64) {
+    let (mut total, mut variance, mut count) = (0.0, 0.0, 0.0f64);
+    for text in texts {
+        let values: Vec<f64> = text.collect();
+        let middle = mean(values.iter().copied());
+        let square = values.iter().map(|x| (x - middle) * (x - middle)).sum::<f64>();
+        let tokens = values.len() as f64;
         total += middle;
-        variance += square / (count - 1.0).max(1.0) / count;
+        variance += square / (tokens - 1.0).max(1.0) / tokens;
+        count += 1.0;
     }
-    let texts = losses.len() as f64;
-    let ratio = (total / texts).exp();
-    (100.0 * (ratio - 1.0), 100.0 * ratio * variance.sqrt() / texts)
+    (total / count, variance.sqrt() / count)
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
@@ -114,8 +123,8 @@ mod tests {
     fn increases_are_geometric_means() {
         let reference = [[1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 0.0, 1.0]];
         let losses = [[1.1, 2.1, 3.1, 4.1], [0.3, 1.3, 0.3, 1.3]];
-        let (percent, error) =
-            increase(&losses.each_ref().map(|x| &x[..]), &reference.each_ref().map(|x| &x[..]));
+        let pairs = [0, 1].map(|text| (&losses[text][..], &reference[text][..]));
+        let (percent, error) = increase(&pairs);
         assert!((percent - 100.0 * (0.2f64.exp() - 1.0)).abs() < 1e-4, "{percent}");
         assert!(error < 1e-3, "{error}");
         assert!((perplexity(&reference[0]) - 2.5f64.exp()).abs() < 1e-9);

@@ -1,11 +1,12 @@
 //! The program: see `--help`.
 
+mod measure;
 mod report;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use wgkv_eval::cache::{Place, Prompt};
@@ -13,14 +14,13 @@ use wgkv_eval::choice::{Choice, Window};
 use wgkv_eval::error::attention_errors;
 use wgkv_eval::generate::generate;
 use wgkv_eval::gpu::Gpu;
-use wgkv_eval::loss::{losses, perplexity};
 use wgkv_eval::model::{Model, Pairs};
 use wgkv_eval::plot::plot;
-use wgkv_eval::rule::Rule;
 use wgkv_eval::text::{self, Text};
 use wgkv_eval::words::Words;
 
-use report::{Answers, Comparison, Errors, Row, answer};
+use measure::measure;
+use report::{Answers, Comparison, Errors, answer};
 
 /// Runs a language model on the CPU with wgkv as its KV cache and measures what compression costs.
 #[derive(Parser)]
@@ -64,6 +64,29 @@ enum Verb {
         /// Draws loss over bits into this SVG file.
         #[arg(long)]
         plot: Option<PathBuf>,
+    },
+    /// Losses of tokens as lines of JSON, a line for each text and codec: processes that measure side by
+    /// side write what table puts together.
+    Measure {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        texts: Texts,
+        /// Codecs, as for perplexity.
+        #[arg(required = true)]
+        codecs: Vec<String>,
+    },
+    /// A table of what measure wrote.
+    Table {
+        /// Files of lines.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Draws loss over bits into this SVG file.
+        #[arg(long)]
+        plot: Option<PathBuf>,
+        /// Writes JSON instead of a table.
+        #[arg(long)]
+        json: bool,
     },
     /// Errors of attention outputs by layer and head, against attention over raw rows.
     AttentionError {
@@ -137,14 +160,18 @@ struct Texts {
     /// First tokens that attend to raw rows and are packed at their end.
     #[arg(long, default_value_t = 0)]
     prompt: usize,
+    /// Measures the codecs alone, without f16 before them.
+    #[arg(long)]
+    alone: bool,
     /// Share of the prompt's rows that stays.
     #[arg(long)]
     keep: Option<f64>,
     /// How they are chosen: nested, nested-adaptive, keydiff, recent, random, random-budgets; the
     /// first three also with -plain, by keys before their rotary embedding, and the first two then
-    /// also with -rectify.
+    /// also with -rectify; constants behind a colon, as in nested:tau=0.8,window=32. Given more than
+    /// once, each codec meets each rule.
     #[arg(long, default_value = "nested-adaptive", requires = "keep")]
-    rule: String,
+    rule: Vec<String>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -209,6 +236,29 @@ fn main() -> Result<()> {
             }
             answer(setting.json, &found)
         }
+        Verb::Measure { common, texts, codecs } => {
+            let setting = Setting::new(&common)?;
+            measure(&setting, &texts, &codecs, |found| {
+                println!("{}", serde_json::to_string(&found)?);
+                Ok(())
+            })
+        }
+        Verb::Table { files, plot: picture, json } => {
+            let mut found = Vec::new();
+            for path in &files {
+                let lines = std::fs::read_to_string(path);
+                let lines = lines.with_context(|| path.display().to_string())?;
+                for line in lines.lines() {
+                    let measured = serde_json::from_str(line);
+                    found.push(measured.with_context(|| path.display().to_string())?);
+                }
+            }
+            let found = Comparison::new(found)?;
+            if let Some(path) = picture {
+                plot(&path, &found.points())?;
+            }
+            answer(json, &found)
+        }
         Verb::AttentionError { common, texts, codec } => {
             let setting = Setting::new(&common)?;
             let (choice, scored) = (setting.choice(&codec)?, texts.from..texts.tokens);
@@ -245,54 +295,15 @@ fn main() -> Result<()> {
     }
 }
 
-/// Losses with each codec, and with f16 before them unless that is the only one.
+/// Losses with each codec, and with f16 before them.
 fn compare(setting: &Setting, texts: &Texts, codecs: &[String]) -> Result<Comparison> {
-    let mut choices = vec![setting.choice("f16")?];
-    for codec in codecs {
-        let choice = setting.choice(codec)?;
-        if choice.name != "f16" || texts.keep.is_some() {
-            choices.push(choice);
-        }
-    }
-    let scored = texts.from..texts.tokens;
-    let rule = match texts.keep {
-        Some(share) => Some(Rule::parse(&texts.rule, share, setting.window.sinks)?),
-        None => None,
+    let mut found = Vec::new();
+    let each = |measured| {
+        found.push(measured);
+        Ok(())
     };
-    ensure!(
-        rule.is_none() || texts.prompt > 0,
-        "rows are kept of a prompt: --prompt says how long"
-    );
-    let (prompt, texts) = (texts.prompt, setting.read(texts)?);
-    let model = &setting.model;
-    let mut rows = Vec::new();
-    for choice in &choices {
-        rows.push(Row::new(choice, model.shape())?);
-    }
-    for text in &texts {
-        let fresh = bar(prompt.max(1), &format!("{}: prompt", text.name));
-        let prompt = match prompt {
-            0 => None,
-            tokens => {
-                let (tokens, done) = (&text.tokens[..tokens], |tokens| fresh.inc(tokens));
-                Some(Prompt::read(model, tokens, &setting.place, &done)?)
-            }
-        };
-        fresh.finish_and_clear();
-        for (choice, row) in choices.iter().zip(&mut rows) {
-            let bar = bar(scored.end - 1, &format!("{}: {choice}", text.name));
-            let done = |tokens| bar.inc(tokens);
-            let (place, tokens) = (&setting.place, &text.tokens);
-            // The reference keeps all.
-            let rule = rule.as_ref().filter(|_| !std::ptr::eq(choice, &choices[0]));
-            let prompt = prompt.as_ref();
-            let found = losses(model, choice, place, tokens, prompt, rule, &scored, &done)?;
-            bar.finish_and_clear();
-            eprintln!("{}: {choice}: {:.3}", text.name, perplexity(&found));
-            row.add(&text.name, found);
-        }
-    }
-    Ok(Comparison::new(rows))
+    measure(setting, texts, codecs, each)?;
+    Comparison::new(found)
 }
 
 fn bar(length: usize, name: &str) -> ProgressBar {

@@ -26,6 +26,8 @@ pub struct Shape {
     pub vocabulary: usize,
     /// Base of the rotary frequencies, in layers that see all tokens.
     pub rope_base: f32,
+    /// Which channels of keys turn together, where all layers have that base; a model says it.
+    pub pairs: Option<Pairs>,
     /// What keeps a norm from 0.
     pub epsilon: f32,
 }
@@ -199,6 +201,7 @@ impl Model {
         from: Pairs,
         mut get: impl FnMut(&str, &[usize]) -> Result<Tensor>,
     ) -> Result<Self> {
+        let shape = Shape { pairs: style.local.is_none().then_some(style.pairs), ..shape };
         let Shape { width, inner, heads, kv_heads, head_dim, vocabulary, .. } = shape;
         let embedding = get("token_embd.weight", &[vocabulary, width])?;
         let mut layers = Vec::new();

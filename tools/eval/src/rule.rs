@@ -1,5 +1,7 @@
 //! Which rows of a prompt stay.
 
+use std::fmt;
+
 use anyhow::{Context, Result, bail, ensure};
 use wgkv::nestedkv::cpu::{keep, score_batched};
 use wgkv::nestedkv::{Budget, EvictConfig, ScoreConfig};
@@ -11,7 +13,7 @@ use crate::model::Shape;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// The library's scores (NestedKV, arXiv 2605.26678).
-    Nested { adaptive: bool, plain: bool, rectify: bool },
+    Nested { adaptive: bool, plain: bool },
     /// Keys that are least like the mean direction (KeyDiff, arXiv 2504.15364).
     KeyDiff { plain: bool },
     /// The newest.
@@ -21,18 +23,30 @@ enum Kind {
 }
 
 /// A rule and the share of the prompt that stays.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
+    name: String,
     kind: Kind,
     share: f64,
     /// First rows, which always stay.
     sinks: u32,
+    score: ScoreConfig,
+    safeguard: f64,
+    /// Of random rows.
+    seed: u64,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} {}", self.name, self.share)
+    }
 }
 
 /// Names of rules.
 pub const RULES: &str = "nested, nested-adaptive, keydiff, recent, random, random-budgets; after \
     nested, nested-adaptive and keydiff also -plain: by keys before their rotary embedding; after \
-    nested and nested-adaptive also -rectify";
+    nested and nested-adaptive also -rectify; constants behind a colon, as in \
+    nested:tau=0.8,window=32 (window, beta, tau, kappa, stable, episodic, current, safeguard, seed)";
 
 impl Rule {
     /// The rule of a name.
@@ -41,6 +55,7 @@ impl Rule {
     /// For other names and shares outside 0 to 1.
     pub fn parse(name: &str, share: f64, sinks: usize) -> Result<Self> {
         ensure!(share > 0.0 && share <= 1.0, "a share above 0, at most 1, not {share}");
+        let (full, (name, constants)) = (name, name.split_once(':').unwrap_or((name, "")));
         let (rest, rectify) = match name.strip_suffix("-rectify") {
             Some(rest) => (rest, true),
             None => (name, false),
@@ -50,15 +65,36 @@ impl Rule {
             None => (rest, false),
         };
         let kind = match rest {
-            "nested" => Kind::Nested { adaptive: false, plain, rectify },
-            "nested-adaptive" => Kind::Nested { adaptive: true, plain, rectify },
+            "nested" => Kind::Nested { adaptive: false, plain },
+            "nested-adaptive" => Kind::Nested { adaptive: true, plain },
             "keydiff" if !rectify => Kind::KeyDiff { plain },
             "recent" if rest == name => Kind::Recent,
             "random" if rest == name => Kind::Random { budgets: false },
             "random-budgets" if rest == name => Kind::Random { budgets: true },
             _ => bail!("no rule {name}: {RULES}"),
         };
-        Ok(Self { kind, share, sinks: u32::try_from(sinks)? })
+        let sinks = u32::try_from(sinks)?;
+        let score = ScoreConfig { rectify, ..ScoreConfig::default() };
+        let mut rule =
+            Self { name: full.into(), kind, share, sinks, score, safeguard: 0.2, seed: 0 };
+        for constant in constants.split(',').filter(|constant| !constant.is_empty()) {
+            let named =
+                constant.split_once('=').with_context(|| format!("no value: {constant}"))?;
+            let score = &mut rule.score;
+            match named {
+                ("window", value) => score.window = value.parse()?,
+                ("beta", value) => score.beta = value.parse()?,
+                ("tau", value) => score.tau = value.parse()?,
+                ("kappa", value) => score.kappa = value.parse()?,
+                ("stable", value) => score.prior[0] = value.parse()?,
+                ("episodic", value) => score.prior[1] = value.parse()?,
+                ("current", value) => score.prior[2] = value.parse()?,
+                ("safeguard", value) => rule.safeguard = value.parse()?,
+                ("seed", value) => rule.seed = value.parse()?,
+                _ => bail!("no constant {constant}: {RULES}"),
+            }
+        }
+        Ok(rule)
     }
 
     /// The positions that stay of each head, ascending, sinks included. Keys of one layer
@@ -77,9 +113,10 @@ impl Rule {
         let heads = shape.kv_heads;
         let tokens = turned.len() / heads / shape.head_dim;
         let most = ((self.share * tokens as f64) as u32).max(self.sinks);
-        let config = |budget, rectify| EvictConfig {
-            score: ScoreConfig { rectify, ..ScoreConfig::default() },
+        let config = |budget| EvictConfig {
+            score: self.score,
             sinks: self.sinks,
+            safeguard: self.safeguard,
             ..EvictConfig::new(budget)
         };
         let uniform = Budget::Uniform(most);
@@ -95,9 +132,9 @@ impl Rule {
         };
         let of = |before: bool| if before { plain } else { turned };
         match self.kind {
-            Kind::Nested { adaptive: shares, plain, rectify } => {
+            Kind::Nested { adaptive: shares, plain } => {
                 let budget = if shares { adaptive } else { uniform };
-                nested(of(plain), &config(budget, rectify))
+                nested(of(plain), &config(budget))
             }
             Kind::KeyDiff { plain } => {
                 let rows = tokens * shape.head_dim;
@@ -105,23 +142,23 @@ impl Rule {
                     .chunks_exact(rows)
                     .flat_map(|keys| unlikeness(keys, shape.head_dim))
                     .collect();
-                select(&scores, &config(uniform, false))
+                select(&scores, &config(uniform))
             }
             Kind::Recent => {
                 let scores: Vec<f32> = (0..heads * tokens).map(|at| (at % tokens) as f32).collect();
-                select(&scores, &config(uniform, false))
+                select(&scores, &config(uniform))
             }
             Kind::Random { budgets } => {
                 let counts: Vec<u32> = if budgets {
-                    let kept = nested(turned, &config(adaptive, false))?;
+                    let kept = nested(turned, &config(adaptive))?;
                     kept.iter().map(|positions| positions.len() as u32).collect()
                 } else {
                     vec![most; heads]
                 };
                 let mut kept = Vec::new();
                 for (head, count) in (0..).zip(counts) {
-                    let scores = random(seed * heads as u64 + head, tokens);
-                    let config = config(Budget::Uniform(count), false);
+                    let scores = random((self.seed << 32) + seed * heads as u64 + head, tokens);
+                    let config = config(Budget::Uniform(count));
                     kept.push(select(&scores, &config)?.pop().context("a row")?);
                 }
                 Ok(kept)
@@ -174,6 +211,7 @@ mod tests {
             head_dim: 32,
             vocabulary: 4,
             rope_base: 1e4,
+            pairs: None,
             epsilon: 1e-5,
         };
         let keys = random(3, 2 * 80 * 32);
@@ -188,7 +226,19 @@ mod tests {
                 assert!(head.windows(2).all(|pair| pair[0] < pair[1]), "{name}");
             }
         }
-        for bad in ["", "recent-plain", "keydiff-rectify", "nested-rectify-plain", "adaptive"] {
+        let rule = Rule::parse("nested:tau=0.8,current=0.5,safeguard=0", 0.5, 4).unwrap();
+        assert_eq!((rule.score.tau, rule.score.prior), (0.8, [0.4, 0.4, 0.5]));
+        assert_eq!(rule.to_string(), "nested:tau=0.8,current=0.5,safeguard=0 0.5");
+        for bad in [
+            "nested:tau",
+            "nested:tau=x",
+            "nested:size=1",
+            "",
+            "recent-plain",
+            "keydiff-rectify",
+            "nested-rectify-plain",
+            "adaptive",
+        ] {
             assert!(Rule::parse(bad, 0.5, 4).is_err(), "{bad}");
         }
         assert!(Rule::parse("recent", 0.0, 4).is_err());

@@ -90,6 +90,7 @@ impl Weights {
             head_dim,
             vocabulary: embedding.shape.dims2()?.0,
             rope_base: find("rope.freq_base").map_or(Ok(10_000.0), Value::to_f32)?,
+            pairs: None,
             epsilon: get("attention.layer_norm_rms_epsilon")?.to_f32()?,
         };
         let left = content.tensor_infos.keys().cloned().collect();
@@ -129,6 +130,7 @@ impl Weights {
             head_dim: or("head_dim", width / heads.max(1))?,
             vocabulary: count("vocab_size")?,
             rope_base: base.and_then(Json::as_f64).unwrap_or(10_000.0) as f32,
+            pairs: None,
             epsilon: epsilon.context("config.json has no number rms_norm_eps")? as f32,
         };
         let mut left = HashMap::new();

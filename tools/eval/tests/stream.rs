@@ -16,6 +16,7 @@ const SHAPE: Shape = Shape {
     head_dim: 32,
     vocabulary: 50,
     rope_base: 10_000.0,
+    pairs: Some(Pairs::Halves),
     epsilon: 1e-5,
 };
 /// The first layer sees less than the whole text, and more than stays raw.
@@ -105,6 +106,8 @@ fn a_block_is_its_tokens_one_by_one() {
         "f16",
         "compat-k2v2",
         "compat-k2v1@s0w0",
+        "paper-k2v2",
+        "tuned-k3v2-rope@s0w0",
         "int4-g16",
         "q8_0@s0",
         "decoded-tuned-k3v2-scaled",

@@ -21,7 +21,7 @@ use ops::{MAIN, Op};
 
 /// Runs the verb.
 pub fn run(args: &ReplayArgs, common: &Common) -> Result<(), Fail> {
-    let spec = Spec::new(&args.packing, args.sinks.sinks)?;
+    let spec = Spec::new(&args.packing, args.sinks.sinks, false)?;
     let mut source = Source::open(&args.input)?;
     layers::want(&source, &[Kind::Dense], "keys and values")?;
     let found = layers::layers(&source, common.layers.as_deref())?;
@@ -98,6 +98,9 @@ impl Rows {
 
     fn config(&self, spec: &Spec) -> Result<CacheConfig, Fail> {
         let [k_bits, v_bits] = spec.bits;
+        if spec.key_scale {
+            return Err(Fail::input("replay knows no --key-scale"));
+        }
         Ok(CacheConfig {
             rows: self.count(),
             head_dim_k: self.head_dims[0],
@@ -105,6 +108,7 @@ impl Rows {
             k_bits,
             v_bits,
             profile: spec.profile,
+            rope: spec.rope.rope(self.head_dims[0])?,
             chunk: spec.chunk,
             sinks: spec.sinks,
             recent: spec.recent,

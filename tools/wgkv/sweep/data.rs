@@ -164,6 +164,7 @@ pub fn run(data: &Data, case: &Case, before: &Before) -> Result<Answer, Fail> {
                     key_pages,
                     value_pages,
                     page_positions: &[],
+                    key_scales: None,
                 }),
                 _ => None,
             };

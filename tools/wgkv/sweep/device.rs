@@ -210,6 +210,7 @@ impl<'a> Loaded<'a> {
                     key_pages: Slice::all(&words[2]),
                     value_pages: Slice::all(&words[3]),
                     page_positions: None,
+                    key_scales: None,
                 });
                 let view = DeviceCacheView {
                     kv_rows: rows,

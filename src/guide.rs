@@ -1,0 +1,96 @@
+//! What to choose, and what each choice costs: in loss, in bytes, in time.
+//!
+//! The defaults are those that did best in what was measured; whoever has no reason to choose takes
+//! [`Preset::default`](crate::layout::Preset) and evicts nothing.
+//!
+//! # Bits
+//!
+//! A [`Preset`](crate::layout::Preset) names its bits for an element of a packed row of 64 channels or
+//! more, scales and means counted; with more channels a head it takes less:
+//!
+//! ```
+//! use wgkv::layout::Preset;
+//!
+//! # fn main() -> wgkv::Result<()> {
+//! let shown = |channels| -> wgkv::Result<String> {
+//!     let bits = Preset::ALL.map(|(_, preset)| preset.bits_per_element(channels, channels));
+//!     bits.into_iter().map(|bits| Ok(format!(" {:.2}", bits?))).collect()
+//! };
+//! assert_eq!(shown(64)?, " 1.21 1.71 2.21 2.71 3.21 4.21");
+//! assert_eq!(shown(128)?, " 1.14 1.64 2.14 2.64 3.14 4.14");
+//! assert_eq!(Preset::for_bits(3.0)?, Preset::BITS_2_75);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What they cost SmolLM2-135M-Instruct (30 layers, 3 KV heads of 64 channels), against an f16 cache,
+//! with every token behind the frontier packed; `copy` is the perplexity of a text's second telling:
+//!
+//! | preset | keys, values | perplexity of three texts | copy |
+//! |---|---|---|---|
+//! | [`BITS_1_75`](crate::layout::Preset::BITS_1_75), decoded rows | 2, 1 bits | +6.5 % | +64 % |
+//! | [`BITS_2_25`](crate::layout::Preset::BITS_2_25) | 2, 2 bits | +4.3 % | +25 % |
+//! | [`BITS_2_75`](crate::layout::Preset::BITS_2_75), the default | 3, 2 bits | +1.4 % | +4.4 % |
+//! | [`BITS_4_25`](crate::layout::Preset::BITS_4_25) | 4, 4 bits | +0.25 % | +1.7 % |
+//! | the method as described ([`Profile::Compat`](crate::layout::Profile::Compat)), 2 bits, 2.75 with scales and means | 2, 2 bits | +5.3 % | +80 % |
+//! | the same with nothing raw | 2, 2 bits | +14.5 % | +53 % |
+//!
+//! ```sh
+//! cargo run --manifest-path tools/eval/Cargo.toml -- compare --backend gpu \
+//!     --texts alice,lcet10,gpl3,copy tuned-k2v2 tuned-k3v2 tuned-k4v4 compat-k2v2 compat-k2v2@s0w0
+//! cargo run --manifest-path tools/eval/Cargo.toml -- compare --texts alice,lcet10,gpl3,copy decoded-tuned-k2v1
+//! ```
+//!
+//! `tools/eval/README.md` says how that was measured, with standard errors, and has what has been
+//! measured since. Loss in perplexity on plain text falls fast with bits; what a model must find again
+//! word by word (the copy test) costs more than that, so take a preset more for such work.
+//!
+//! Keys carry most of the loss: a further bit goes to keys first. Values at 1 bit and keys at 1 bit
+//! are for what would not fit otherwise.
+//!
+//! # Raw rows
+//!
+//! Attention leans on the first tokens and on the newest ones. With 4 sinks and 16 recent rows raw the
+//! default costs 1.4 %, with none 4.5 % (`tuned-k3v2@s0w0` in the command above). They take 16 bits an
+//! element, as does the tail of less than a chunk: `(sinks + recent + chunk / 2) * 16` bits a channel
+//! and head on average, which is 1 % of the bits at 32,768 tokens by default and 40 % at 512. A
+//! draft that is rejected costs nothing as long as it lies in the recent rows; one that reaches into a
+//! packed chunk turns its rows back as they decode.
+//!
+//! # Chunk
+//!
+//! Tokens of a chunk share a mean and the grids of their scales: 64 tokens cost 0.09 bits an element for
+//! them at 64 channels, 128 cost 0.04, 32 cost 0.17. A larger chunk means a longer raw tail and fewer,
+//! larger steps of packing. 64 is what was measured.
+//!
+//! # Eviction
+//!
+//! [`EvictConfig`](crate::nestedkv::EvictConfig) keeps a count of the prompt's tokens a head. What a
+//! budget costs depends on the text far more than bits do: what is gone cannot be found again. Half of
+//! the tokens ([`Budget::Adaptive`](crate::nestedkv::Budget), which shares the count out over the heads)
+//! is where to start and to try on texts of one's own:
+//!
+//! ```sh
+//! cargo run --manifest-path tools/eval/Cargo.toml -- compare --prompt 1024 --keep 0.5 \
+//!     --rule nested-adaptive f16 tuned-k3v2
+//! ```
+//!
+//! Raw rows weigh more after an eviction. A head that keeps 512 tokens packs 448 of them by default and
+//! takes 4.4 bits an element; one that keeps fewer than `sinks + recent + chunk` (84) packs nothing. For
+//! small budgets take a smaller chunk.
+//!
+//! # Time
+//!
+//! Attention reads the packed form, so it reads a sixth of the bytes at the default; how much of that
+//! becomes time depends on the device. Packing happens once a chunk of each head. Take the figures of
+//! one's own device with `cargo bench --bench attention` (rows side by side and in pages, raw, 2 and 1
+//! bits) and `cargo bench --bench paged` (whole steps of a batch, with and without packing): the kernels
+//! are not tuned yet, and figures of today would not hold.
+//!
+//! # Where this was not tested
+//!
+//! - Contexts beyond 2,048 tokens, and retrieval of facts from long ones: perplexity and the copy test
+//!   are all that was measured.
+//! - Models beyond those that `tools/eval/README.md` names, in particular larger ones; larger models
+//!   usually lose less.
+//! - Presets that have no row in a table here or there.
