@@ -54,7 +54,7 @@ impl Grid {
     }
 
     /// The linear grid of scales between `low` and `high`, both at least 0, from the larger of `low`
-    /// and `high / LINEAR_RANGE` on. Its numbers are stored by [`encode_scale`](super::encode_scale).
+    /// and `high / LINEAR_RANGE` on; scales end at `MAX_LINEAR`. Its numbers are stored by [`encode_scale`](super::encode_scale).
     pub fn of_linear_scales(low: f32, high: f32) -> Self {
         let high = high.min(MAX_LINEAR);
         let low = super::encode_scale(low.clamp(high / LINEAR_RANGE, high));
@@ -189,9 +189,9 @@ mod tests {
         for (low, high) in [(0.0, 4.0), (1.0, 3.0), (0.0, 0.0), (1e30, f32::MAX), (2.0, 2.0)] {
             let grid = Grid::of_linear_scales(low, high);
             let ends = [grid.linear_scale(grid.linear_code(low)), grid.linear_scale(15)];
-            let lowest = low.max(high / 32.0);
-            assert!((ends[0] - lowest).abs() <= 0.01 * lowest, "{low} {high}: {ends:?}");
             let highest = high.min(1.5e38);
+            let lowest = low.max(highest / 32.0);
+            assert!((ends[0] - lowest).abs() <= 0.01 * lowest, "{low} {high}: {ends:?}");
             assert!((ends[1] - highest).abs() <= 0.01 * highest, "{low} {high}: {ends:?}");
         }
         let wild = Grid::from_word(u32::MAX);
