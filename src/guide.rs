@@ -44,6 +44,10 @@
 //! The packed rows of this table had unbiased keys. Keys that keep their norm, as they do now, cost less
 //! where bits are few: +2.8 % with 2, 2 bits and +15.8 % with 1, 1 bits and 16 recent rows; with 3, 2 bits
 //! the same.
+//! They are without key scales, which every preset has: those make no difference beyond the noise on this
+//! model (3 and 2 bits: +1.6 % with, +1.5 % without, both within 0.35), but on the first text with Gemma 3
+//! 270M the default costs +1.1 ±0.6 % with them and +3.5 ±0.9 % without (`compare --model gemma3 --texts
+//! alice decoded-tuned-k3v2-scaled-kunbiased decoded-tuned-k3v2-kunbiased`).
 //!
 //! `tools/eval/README.md` says how that was measured, with standard errors, and has what has been
 //! measured since. Loss in perplexity on plain text falls fast with bits; what a model must find again

@@ -389,3 +389,9 @@ fn rows_beyond_any_budget_are_refused_without_lists_of_them() {
     }
     assert!(start.elapsed().as_secs() < 5);
 }
+
+#[test]
+fn key_scales_of_no_channels_are_refused() {
+    let scales = nsnquant::KeyScales { values: &[], of_page: &[] };
+    assert!(matches!(scales.check(0, 0), Err(Error::HeadDim { .. })));
+}

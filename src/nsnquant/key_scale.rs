@@ -32,9 +32,10 @@ impl<'a> KeyScales<'a> {
     /// Checks the scales for `pages` pages of `head_dim` channels.
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Offsets`] for a page whose scale is not there;
+    /// [`Error::HeadDim`]; [`Error::Length`]; [`Error::Offsets`] for a page whose scale is not there;
     /// [`Error::Parameter`] for a factor that is not from 2^-10 to 2^10.
     pub fn check(&self, head_dim: usize, pages: usize) -> Result<()> {
+        crate::shape::check_head_dim("head_dim", head_dim)?;
         if !self.values.len().is_multiple_of(head_dim) {
             let expected = crate::shape::next_multiple(self.values.len(), head_dim);
             return Err(Error::Length { argument: "key scale", got: self.values.len(), expected });

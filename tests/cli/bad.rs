@@ -139,6 +139,8 @@ fn bad_arguments_are_named() {
         ("quantize", &["--chunk", "1025"], &["chunk", "1025"]),
         ("quantize", &["--profile", "other"], &["--profile", "other"]),
         ("quantize", &["--profile", "paper"], &["paper"]),
+        ("quantize", &["--rope-pairing", "interleaved"], &["--rope-pairing", "--rope-theta"]),
+        ("quantize", &["--no-rope", "--rope-pairing", "halves"], &["--rope-pairing"]),
         ("quantize", &["--codebook", "missing.st"], &["missing.st"]),
         ("quantize", &["--layers", "0,x"], &["--layers", "x"]),
         ("quantize", &["--layers", "7"], &["layers.7", "0"]),

@@ -230,6 +230,19 @@ fn tuned_files_carry_their_profile_and_books() {
         let words = ["layers.0.k.scale", "key scale", "2^-10"];
         folder.refuses("dequantize", &path, &["--backend", "cpu"], &words);
     }
+    // A page is never read under another scale than it was packed under, nor under none.
+    for (told, words) in [
+        (with_note(&scaled, "key_scale", json!(false)), ["layers.0.k.scale", "metadata"]),
+        (with_note(&plain, "key_scale", json!(true)), ["k.scale", "missing"]),
+    ] {
+        let path = folder.write("bad.st", &told.bytes());
+        folder.refuses("dequantize", &path, &["--backend", "cpu"], &words);
+        folder.refuses("attend", &path, &["--backend", "cpu"], &words);
+    }
+    let args = ["--dump-codes", "--key-scale", "on", "--rope-theta", "10000", "--backend", "cpu"];
+    let dump = open(&folder.run("quantize", &dense, "codes.st", &args));
+    assert_eq!(dump.header["layers.0.k.scale"]["shape"], json!([1, 2, 64]));
+    assert_eq!(dump.header["layers.0.k.rope"]["shape"], json!([32]));
     let mut without = tuned.clone();
     without.header["__metadata__"]["profile"] = json!("compat");
     let path = folder.write("bad.st", &without.bytes());

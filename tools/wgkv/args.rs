@@ -230,9 +230,9 @@ pub struct RopeArgs {
     /// D/2 the last channels do not turn
     #[arg(long, value_name = "FILE", conflicts_with = "rope_theta")]
     pub rope_frequencies: Option<PathBuf>,
-    /// Which channels turn together: i and i + n of n pairs, or 2i and 2i + 1
-    #[arg(long, value_enum, default_value = "halves")]
-    pub rope_pairing: Pairing,
+    /// Which channels turn together: i and i + n of n pairs, or 2i and 2i + 1 [default: halves]
+    #[arg(long, value_enum)]
+    pub rope_pairing: Option<Pairing>,
     /// Keys have no rotary embedding (the profile paper asks for one otherwise)
     #[arg(long, conflicts_with_all = ["rope_theta", "rope_frequencies"])]
     pub no_rope: bool,

@@ -53,6 +53,9 @@ pub struct Note {
     /// Pairing of the rotary embedding that packed keys are without, if they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope: Option<String>,
+    /// Whether packed keys are under a key scale.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub key_scale: bool,
 }
 
 /// Keys or values of a packed layer.
@@ -278,7 +281,17 @@ impl Packed {
         };
         let raw = total - pages * note.chunk;
         let mut k = side(source, &name("k.pages"), &name("k.raw"), k_codec, pages, raw)?;
-        if names.contains_key("k.scale") {
+        if let Some(stray) = names.get("v.scale") {
+            return Err(source.fail(stray, "is none that is read: keys alone have a scale"));
+        }
+        match (note.key_scale, names.get("k.scale")) {
+            (true, None) => return Err(source.fail(&key, "k.scale is missing")),
+            (false, Some(scale)) => {
+                return Err(source.fail(scale, "the metadata do not speak of it"));
+            }
+            _ => {}
+        }
+        if note.key_scale {
             let scale = name("k.scale");
             let values = key_scale(source, &scale, [rows, note.k_dim])?;
             k.scales = Some(Scales::new(values, &page_offsets));

@@ -95,7 +95,10 @@ impl Spec {
             Ok(Codec::with("head dim", dim, scheme, self.chunk, self.codebook.clone())?)
         };
         let keys = codec(k_dim, self.profile.key_scheme(self.bits[0]))?;
-        let keys = keys.with_rope(self.rope.rope(k_dim)?)?;
+        let keys = keys.with_rope(self.rope.rope(k_dim)?).map_err(|e| {
+            let fail = Fail::from(e);
+            if matches!(self.rope, Choice::Own(_)) { fail.at("--rope-frequencies") } else { fail }
+        })?;
         Ok([keys, codec(v_dim, self.profile.scheme(self.bits[1]))?])
     }
 
@@ -143,6 +146,7 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
         sinks: spec.sinks,
         recent: spec.recent,
         rope: k_codec.rope().map(|rope| rope.pairing().name().to_string()),
+        key_scale: spec.key_scale,
     };
     Ok(Packed {
         note,

@@ -53,11 +53,15 @@ pub fn quantize(args: &QuantizeArgs, common: &Common) -> Result<(), Fail> {
             .map(|p| [p.packed.len() as u32, (p.sinks.len() + p.tail.len()) as u32])
             .collect();
         let of = |i: usize| counts.iter().map(|c| c[i]).collect::<Vec<u32>>();
-        let bits = wgkv::nsnquant::assigned_avg_bits(
-            packed.k.codec.layout(),
-            packed.v.codec.layout(),
-            of(0).iter().map(|&n| n as usize).sum(),
-        );
+        let tokens = of(0).iter().map(|&n| n as usize).sum();
+        let (k_layout, v_layout) = (packed.k.codec.layout(), packed.v.codec.layout());
+        let mut bits = wgkv::nsnquant::assigned_avg_bits(k_layout, v_layout, tokens);
+        if let Some(scales) = &packed.k.scales
+            && tokens > 0
+        {
+            let elements = tokens * (k_layout.head_dim() + v_layout.head_dim());
+            bits += 16.0 * scales.values.len() as f64 / elements as f64;
+        }
         rows.push(vec![layer.to_string(), spread(&of(0)), spread(&of(1)), format!("{bits:.3}")]);
         report.push(json!({
             "layer": layer, "packed": of(0), "raw": of(1), "assigned_avg_bits": bits,
@@ -87,6 +91,15 @@ fn dump(packed: &Packed, layer: u32, output: &mut Output) -> Result<(), Fail> {
     }
     let note = &packed.note;
     let (batch, heads, tokens) = (note.batch, note.heads, count * note.chunk);
+    if let Some(rope) = packed.k.codec.rope() {
+        let list = rope.frequencies().to_vec();
+        output.put(format!("layers.{layer}.k.rope"), &[list.len()], Payload::F32(list));
+        output.note(format!("layers.{layer}.k.rope"), rope.pairing().name());
+    }
+    if let Some(scales) = &packed.k.scales {
+        let values = Payload::F16(scales.values.clone());
+        output.put(format!("layers.{layer}.k.scale"), &[batch, heads, note.k_dim], values);
+    }
     for (tensor, side) in [("k", &packed.k), ("v", &packed.v)] {
         let codec: &Codec = &side.codec;
         let (dim, pieces) = (codec.layout().head_dim(), codec.layout().pieces());

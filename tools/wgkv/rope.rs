@@ -27,9 +27,14 @@ impl Choice {
     /// Checks the options.
     pub fn new(args: &RopeArgs) -> Result<Self, Fail> {
         let pairing = match args.rope_pairing {
-            args::Pairing::Halves => Pairing::Halves,
-            args::Pairing::Interleaved => Pairing::Interleaved,
+            None | Some(args::Pairing::Halves) => Pairing::Halves,
+            Some(args::Pairing::Interleaved) => Pairing::Interleaved,
         };
+        let named = args.rope_theta.is_some() || args.rope_frequencies.is_some();
+        if args.rope_pairing.is_some() && !named {
+            let message = "--rope-pairing needs --rope-theta or --rope-frequencies beside it";
+            return Err(Fail::input(message));
+        }
         if let Some(theta) = args.rope_theta {
             // Any number of channels tells whether the base is one.
             Rope::with_theta(pairing, theta, 2).map_err(|e| Fail::from(e).at("--rope-theta"))?;
