@@ -188,14 +188,9 @@ fn a_block_of_no_tokens_is_refused() {
     let words = buffer(64);
     let s = Slice::all(&words);
     let keys = DeviceTensor::new("keys", s, Dtype::F16, 1, 1, 8).unwrap();
-    let anchors = nestedkv::gpu::anomaly::Anchors {
-        factors: s,
-        means: s,
-        blocks: s,
-        block: 0,
-        pieces: None,
-        window: 1,
-    };
+    let anchored = nestedkv::gpu::anchor::Anchored { factors: buffer(64), sums: buffer(64) };
+    let anchors =
+        nestedkv::gpu::anomaly::Anchors { anchored: &anchored, means: s, block: 0, window: 1 };
     assert!(run(|rec| nestedkv::gpu::anomaly::record(rec, &keys, &anchors)).is_err());
 }
 
