@@ -131,12 +131,14 @@ pub fn device_config() -> impl Strategy<Value = PoolConfig> {
     let two = Some((Bits::Two, Bits::Two));
     let rope = |pairing, channels| Rope::with_theta(pairing, 1e4, channels).ok();
     let part = rope(Pairing::Interleaved, 16);
-    let (compat, paper) = (Profile::Compat, Profile::Paper);
+    let default = Some((Bits::Three, Bits::Two));
+    let (compat, paper, tuned) = (Profile::Compat, Profile::Paper, Profile::Tuned);
     let shapes = vec![
         (2usize, 2usize, [16usize, 24], Some((Bits::Two, Bits::One)), 16usize, compat, None),
         (1, 3, [64, 32], two, 32, paper, rope(Pairing::Halves, 64)),
         (2, 1, [8, 16], None, 17, compat, None),
         (1, 2, [32, 80], Some((Bits::One, Bits::Two)), 20, compat, part),
+        (1, 2, [64, 40], default, 17, tuned, None),
     ];
     (config(), prop::sample::select(shapes)).prop_map(|(config, shape)| {
         let (layers, heads, [head_dim_k, head_dim_v], bits, chunk, profile, rope) = shape;
@@ -170,29 +172,36 @@ fn config() -> impl Strategy<Value = PoolConfig> {
         2 => Just(Some((Bits::One, Bits::Two))),
         1 => Just(Some((Bits::Two, Bits::One))),
     ];
+    let rates = || prop::sample::select(Bits::ALL.to_vec());
+    let tuned = prop::option::weighted(0.4, (rates(), rates()));
     let dims = || prop::sample::select(vec![8usize, 8, 16, 16, 24, 32, 64]);
     let chunk = prop::sample::select(vec![16usize, 16, 17, 32, 64]);
     let raw = prop::sample::select(vec![Dtype::F16, Dtype::F16, Dtype::Bf16]);
     let rows = (chunk, 0usize..6, prop::sample::select(vec![0usize, 1, 7, 16, 20]));
-    let shape = (1usize..3, 1usize..4, dims(), dims(), (bits, any::<bool>()));
+    let shape = (1usize..3, 1usize..4, dims(), dims(), (bits, tuned, any::<bool>()));
     let turned = (prop::option::of(prop::sample::select(Pairing::ALL.to_vec())), any::<bool>());
     (shape, rows, raw, 0u64..4, 2u64..24, turned).prop_map(
         |((layers, heads, head_dim_k, head_dim_v, bits), rows, raw, slab, budget, turned)| {
-            let (bits, key_scale) = bits;
+            let (bits, tuned, key_scale) = bits;
             let (chunk, sinks, recent) = rows;
             let (pairing, paper) = turned;
+            let profile = match tuned {
+                Some(_) => Profile::Tuned,
+                None if paper => Profile::Paper,
+                None => Profile::Compat,
+            };
             // All channels turn, or the first half.
             let channels = if paper { head_dim_k } else { head_dim_k / 2 };
             let rope = pairing.and_then(|pairing| Rope::with_theta(pairing, 1e4, channels).ok());
             let mut config = PoolConfig {
                 key_scale,
-                profile: if paper { Profile::Paper } else { Profile::Compat },
+                profile,
                 rope,
                 layers,
                 heads,
                 head_dim_k,
                 head_dim_v,
-                bits,
+                bits: tuned.or(bits),
                 chunk,
                 sinks,
                 recent,
