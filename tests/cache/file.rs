@@ -393,7 +393,7 @@ fn key_scales_are_carried_and_looked_at() {
         let ids = again.load(&bytes).unwrap();
         assert_eq!(again.save(&ids).unwrap().to_bytes(), bytes);
         let plain = PoolConfig { key_scale: false, ..config.clone() };
-        assert_eq!(fault(&bytes, &plain), "has key_scale yes, the pool has no");
+        assert_eq!(fault(&bytes, &plain), "the file has key_scale yes, the pool has no");
         let bad = with_words(&bytes, "layers.0.sinks", |words| words[layout.scale_offset()] = 0);
         let said = fault(&bad, &config);
         assert!(said.starts_with("layers.0.sinks: page 0: key scale is 0"), "{said}");
