@@ -60,7 +60,9 @@ pub struct Recorder<'a> {
     slots: Slots,
     pending: Vec<Pending>,
     timer: Option<Timer>,
+    each: bool,
     dispatches: u64,
+    bound: u64,
 }
 
 impl core::fmt::Debug for Recorder<'_> {
@@ -79,7 +81,9 @@ impl<'a> Recorder<'a> {
             slots: Slots::new(context.device()),
             pending: Vec::new(),
             timer: None,
+            each: false,
             dispatches: 0,
+            bound: 0,
         }
     }
 
@@ -91,6 +95,12 @@ impl<'a> Recorder<'a> {
     /// Dispatches recorded so far.
     pub fn dispatches(&self) -> u64 {
         self.dispatches
+    }
+
+    /// Bytes of the slices of all dispatches so far, each counted as often as it was bound: what a
+    /// recording can move at most, as long as no kernel reads a slice twice.
+    pub fn bound_bytes(&self) -> u64 {
+        self.bound
     }
 
     /// Refuses a slice that [`Recorder::dispatch`] would refuse for this binding.
@@ -108,6 +118,12 @@ impl<'a> Recorder<'a> {
         if let Some(timer) = &mut self.timer {
             timer.mark(label);
         }
+    }
+
+    /// Measures every dispatch that follows on its own, under its kernel's name, instead of what is
+    /// marked. Each then waits for the one before, so the sum is more than the whole takes.
+    pub fn mark_each(&mut self) {
+        self.each = true;
     }
 
     /// Records one dispatch. A dispatch of no workgroups is left out.
@@ -142,6 +158,9 @@ impl<'a> Recorder<'a> {
         check_aliases(kernel.bindings, slices)?;
         if width == 0 {
             return Ok(());
+        }
+        if self.each {
+            self.mark(kernel.name);
         }
         debug_assert_eq!(P::LAYOUT.size, kernel.params.size, "{}", kernel.name);
         debug_assert!(P::LAYOUT.size as u64 <= SLOT_BYTES, "{}", kernel.name);
@@ -184,6 +203,7 @@ impl<'a> Recorder<'a> {
         pass.set_bind_group(0, &group, &[offset]);
         pass.dispatch_workgroups(width, height, 1);
         self.dispatches += 1;
+        self.bound += slices.iter().map(|slice| slice.size).sum::<u64>();
         Ok(())
     }
 
@@ -253,6 +273,7 @@ impl<'a> Recorder<'a> {
     /// since the loss is not valid.
     pub fn finish(mut self) -> Result<Option<Timing>> {
         self.pass = None;
+        self.each = false;
         if self.dispatches > 0 {
             probe(self.context.device())?;
         }

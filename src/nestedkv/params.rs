@@ -3,18 +3,6 @@
 use crate::gpu::params;
 
 params! {
-    /// Parameters of `nestedkv/norm`.
-    pub struct NormParams {
-        /// Token rows.
-        count: u32,
-        /// Channels.
-        dim: u32,
-        /// [`crate::shape::Dtype::code`] of the keys.
-        dtype: u32,
-    }
-}
-
-params! {
     /// Parameters of `nestedkv/anchor`.
     pub struct AnchorParams {
         /// Rows.
@@ -23,19 +11,39 @@ params! {
         tokens: u32,
         /// Channels.
         dim: u32,
-        /// [`crate::shape::Dtype::code`] of the keys.
-        dtype: u32,
-        /// Tokens of a segment.
-        segment: u32,
-        /// Segments of a row.
-        segments: u32,
-        /// Division by `segments`.
-        segments_multiplier: u32,
-        /// Division by `segments`.
-        segments_shift1: u32,
-        /// Division by `segments`.
-        segments_shift2: u32,
-        /// Workgroups that share a segment.
+        /// Tokens of a block.
+        block: u32,
+        /// Runs of a block.
+        pieces: u32,
+        /// Division by `pieces`.
+        pieces_multiplier: u32,
+        /// Division by `pieces`.
+        pieces_shift1: u32,
+        /// Division by `pieces`.
+        pieces_shift2: u32,
+        /// Runs of a row.
+        runs: u32,
+        /// Division by `runs`.
+        runs_multiplier: u32,
+        /// Division by `runs`.
+        runs_shift1: u32,
+        /// Division by `runs`.
+        runs_shift2: u32,
+    }
+}
+
+params! {
+    /// Parameters of `nestedkv/mean`.
+    pub struct MeanParams {
+        /// Rows.
+        rows: u32,
+        /// Channels.
+        dim: u32,
+        /// Runs of a row.
+        runs: u32,
+        /// Tokens of a row.
+        tokens: f32,
+        /// Workgroups of a row.
         groups: u32,
         /// Division by `groups`.
         groups_multiplier: u32,
@@ -43,26 +51,6 @@ params! {
         groups_shift1: u32,
         /// Division by `groups`.
         groups_shift2: u32,
-    }
-}
-
-params! {
-    /// Parameters of `nestedkv/mean`.
-    pub struct MeanParams {
-        /// Rows times channels.
-        count: u32,
-        /// Channels.
-        dim: u32,
-        /// Division by `dim`.
-        dim_multiplier: u32,
-        /// Division by `dim`.
-        dim_shift1: u32,
-        /// Division by `dim`.
-        dim_shift2: u32,
-        /// Blocks of a row.
-        blocks: u32,
-        /// Tokens of a row.
-        tokens: f32,
     }
 }
 
@@ -75,35 +63,33 @@ params! {
         tokens: u32,
         /// Channels.
         dim: u32,
-        /// [`crate::shape::Dtype::code`] of the keys.
-        dtype: u32,
-        /// Workgroups of a row.
-        tiles: u32,
-        /// Division by `tiles`.
-        tiles_multiplier: u32,
-        /// Division by `tiles`.
-        tiles_shift1: u32,
-        /// Division by `tiles`.
-        tiles_shift2: u32,
         /// Tokens of a block.
         block: u32,
-        /// Blocks of a row.
-        blocks: u32,
-        /// Division by `block`.
-        block_multiplier: u32,
-        /// Division by `block`.
-        block_shift1: u32,
-        /// Division by `block`.
-        block_shift2: u32,
+        /// Runs of a block.
+        pieces: u32,
+        /// Division by `pieces`.
+        pieces_multiplier: u32,
+        /// Division by `pieces`.
+        pieces_shift1: u32,
+        /// Division by `pieces`.
+        pieces_shift2: u32,
+        /// Runs of a row.
+        runs: u32,
+        /// Workgroups of a row.
+        groups: u32,
+        /// Division by `groups`.
+        groups_multiplier: u32,
+        /// Division by `groups`.
+        groups_shift1: u32,
+        /// Division by `groups`.
+        groups_shift2: u32,
         /// Tokens of the trailing window, at most those of a row.
         window: u32,
-        /// Pieces of a row; 0 when the window is summed token by token.
-        pieces: u32,
     }
 }
 
 params! {
-    /// Parameters of `nestedkv/spread`.
+    /// Parameters of the three kernels that find spreads.
     pub struct SpreadParams {
         /// Scales times rows.
         lines: u32,
@@ -113,6 +99,14 @@ params! {
         group: u32,
         /// Largest span that counts as none.
         flat: f32,
+        /// Workgroups of a line.
+        parts: u32,
+        /// Division by `parts`.
+        parts_multiplier: u32,
+        /// Division by `parts`.
+        parts_shift1: u32,
+        /// Division by `parts`.
+        parts_shift2: u32,
     }
 }
 
@@ -123,12 +117,14 @@ params! {
         rows: u32,
         /// Tokens of each row.
         tokens: u32,
-        /// Division by `tokens`.
-        tokens_multiplier: u32,
-        /// Division by `tokens`.
-        tokens_shift1: u32,
-        /// Division by `tokens`.
-        tokens_shift2: u32,
+        /// Workgroups of a row.
+        parts: u32,
+        /// Division by `parts`.
+        parts_multiplier: u32,
+        /// Division by `parts`.
+        parts_shift1: u32,
+        /// Division by `parts`.
+        parts_shift2: u32,
         /// Weight of a gap.
         beta: f32,
         /// Prior of the stable scale.
@@ -137,18 +133,6 @@ params! {
         prior_e: f32,
         /// Prior of the current scale.
         prior_c: f32,
-    }
-}
-
-params! {
-    /// Parameters of `nestedkv/surprise`.
-    pub struct SurpriseParams {
-        /// Rows.
-        rows: u32,
-        /// Tokens of each row.
-        tokens: u32,
-        /// Largest span that counts as none.
-        flat: f32,
     }
 }
 
@@ -171,22 +155,38 @@ params! {
         kappa: f32,
         /// 1 to cut surprise at 0.
         rectify: u32,
+        /// Largest span that counts as none.
+        flat: f32,
     }
 }
 
 params! {
-    /// Parameters of `nestedkv/budgets`.
+    /// Parameters of `nestedkv/budgets_count` and `nestedkv/budgets`.
     pub struct BudgetsParams {
-        /// Sequences.
-        sequences: u32,
-        /// Heads of a sequence.
-        heads: u32,
+        /// Rows.
+        rows: u32,
+        /// Length of the longest row.
+        longest: u32,
         /// First tokens of each row, which have the top key.
         sinks: u32,
         /// Tokens of a sequence beyond what its heads are sure of.
         rest: u32,
-        /// Length of the longest row.
-        longest: u32,
+        /// Heads of a sequence.
+        heads: u32,
+        /// Division by `heads`.
+        heads_multiplier: u32,
+        /// Division by `heads`.
+        heads_shift1: u32,
+        /// Division by `heads`.
+        heads_shift2: u32,
+        /// Workgroups of a row.
+        parts: u32,
+        /// Division by `parts`.
+        parts_multiplier: u32,
+        /// Division by `parts`.
+        parts_shift1: u32,
+        /// Division by `parts`.
+        parts_shift2: u32,
     }
 }
 

@@ -24,8 +24,31 @@ pub const GRID: f32 = 4_194_304.0;
 /// more.
 pub const SHORT_SUM: usize = 256;
 
-/// Tokens of a piece: on the GPU, long windows are sums of pieces and single tokens.
-pub const PIECE_TOKENS: usize = 64;
+/// Most tokens of a run: on the GPU, blocks and windows are sums of runs, and of single tokens where
+/// these do not fit.
+pub const RUN_TOKENS: usize = 64;
+
+/// How rows of `tokens` tokens are cut: blocks of `block` tokens, and within them runs of up to
+/// [`RUN_TOKENS`], as many in every block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Tokens of a row.
+    pub tokens: usize,
+    /// Tokens of a block, at most those of a row.
+    pub block: usize,
+}
+
+impl Cut {
+    /// Runs of a block.
+    pub fn pieces(&self) -> usize {
+        self.block.div_ceil(RUN_TOKENS)
+    }
+
+    /// Runs of a row; the last ones are empty where the last block is short.
+    pub fn runs(&self) -> usize {
+        self.tokens.div_ceil(self.block.max(1)) * self.pieces()
+    }
+}
 
 /// Tokens of a block of the episodic scale: `min(n, clip(floor(n / 32), 128, 256))` (paper,
 /// section 2.2).

@@ -2,7 +2,7 @@
 
 use crate::support::wgkv;
 
-const VERBS: [&str; 10] = [
+const VERBS: [&str; 11] = [
     "doctor",
     "score",
     "evict",
@@ -13,6 +13,7 @@ const VERBS: [&str; 10] = [
     "attend",
     "replay",
     "inspect",
+    "sweep",
 ];
 
 #[test]

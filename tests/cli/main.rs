@@ -8,4 +8,5 @@ mod odd;
 mod packed;
 mod replay;
 mod support;
+mod sweep;
 mod trials;

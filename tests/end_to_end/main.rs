@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cost;
 mod job;
 mod limits;
 mod paths;

@@ -73,7 +73,7 @@ const RESTRICT: BoundsCheckPolicies = BoundsCheckPolicies {
     binding_array: BoundsCheckPolicy::Unchecked,
 };
 
-/// Metal's language, with the options that wgpu-hal's `load_shader` sets for a checked module and
+/// Metal's language, with the options that wgpu-hal's `load_shader` sets for modules as we make them and
 /// the slots that its `create_pipeline_layout` hands out: buffers in the order of the bindings, the
 /// buffer of sizes behind them.
 pub fn to_msl(shader: &Shader) -> Result<String, String> {
@@ -97,7 +97,7 @@ pub fn to_msl(shader: &Shader) -> Result<String, String> {
         fake_missing_bindings: false,
         bounds_check_policies: RESTRICT,
         zero_initialize_workgroup_memory: true,
-        force_loop_bounding: true,
+        force_loop_bounding: false,
         task_dispatch_limits: None,
         mesh_shader_primitive_indices_clamp: true,
         emit_int_div_checks: true,

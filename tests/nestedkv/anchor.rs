@@ -1,11 +1,10 @@
 //! Sums over blocks and the trailing window.
 
 use proptest::prelude::*;
-use wgkv::gpu::Slice;
 use wgkv::nestedkv::cpu::anchor::{Sum, Window, to_grid};
 use wgkv::nestedkv::cpu::norm::{LIFT, apply, factor};
-use wgkv::nestedkv::gpu::{anchor, norm};
-use wgkv::nestedkv::plan::{GRID, SHORT_SUM};
+use wgkv::nestedkv::gpu::anchor;
+use wgkv::nestedkv::plan::{Cut, GRID, RUN_TOKENS, SHORT_SUM};
 
 use super::cases::{few, problem};
 use crate::support;
@@ -69,32 +68,30 @@ proptest! {
     #![proptest_config(few(16))]
 
     #[test]
-    fn gpu_equals_cpu(problem in problem(), segment in 1usize..=SHORT_SUM) {
+    fn gpu_equals_cpu(problem in problem(), block in 1usize..=SHORT_SUM) {
         let (rows, tokens, dim) = (problem.rows, problem.tokens, problem.dim);
         let buffer = problem.upload();
         let tensor = problem.tensor(&buffer);
-        let sums = support::run(|rec| {
-            let factors = norm::record(rec, &tensor)?;
-            anchor::record(rec, &tensor, Slice::all(&factors), segment)
-        });
-        let got: Vec<i32> = support::download_as(&sums.expect("sums"));
+        let found = support::run(|rec| anchor::record(rec, &tensor, block)).expect("sums");
+        let got: Vec<i32> = support::download_as(&found.sums);
         let keys = problem.keys();
-        let segments = tokens.div_ceil(segment);
-        let mut want = vec![0i32; rows * segments * dim];
+        let cut = Cut { tokens, block: block.min(tokens) };
+        let mut want = vec![0i32; rows * cut.runs() * dim];
         let mut key = vec![0.0; dim];
         for row in 0..rows {
             for token in 0..tokens {
                 keys.view().read((row * tokens + token) * dim, &mut key);
                 let f = factor(&key);
                 apply(&mut key, f);
-                let at = (row * segments + token / segment) * dim;
+                let run = token / cut.block * cut.pieces() + token % cut.block / RUN_TOKENS;
+                let at = (row * cut.runs() + run) * dim;
                 for channel in 0..dim {
                     want[at + channel] += to_grid(key[channel]);
                 }
             }
         }
         // The sums are exact; the keys differ in the last bits of their norms.
-        let allowed = 4 * segment.min(tokens) as i32;
+        let allowed = 4 * RUN_TOKENS.min(tokens) as i32;
         for (got, want) in got.iter().zip(&want) {
             prop_assert!((got - want).abs() <= allowed, "{} against {}", got, want);
         }
@@ -102,7 +99,7 @@ proptest! {
 }
 
 #[test]
-fn segments_beyond_32_bits_are_refused() {
+fn blocks_beyond_32_bits_are_refused() {
     let problem = super::cases::Problem {
         rows: 1,
         tokens: 300,
@@ -112,12 +109,9 @@ fn segments_beyond_32_bits_are_refused() {
         kind: super::cases::Kind::Plain,
     };
     let buffer = problem.upload();
-    for segment in [0, SHORT_SUM + 1] {
-        let refused = support::run(|rec| {
-            let tensor = problem.tensor(&buffer);
-            let factors = norm::record(rec, &tensor)?;
-            anchor::record(rec, &tensor, Slice::all(&factors), segment)
-        });
-        assert!(matches!(refused, Err(wgkv::Error::OutOfRange { argument: "segment", .. })));
+    for block in [0, SHORT_SUM + 1] {
+        let tensor = problem.tensor(&buffer);
+        let refused = support::run(|rec| anchor::record(rec, &tensor, block));
+        assert!(matches!(refused, Err(wgkv::Error::OutOfRange { argument: "block", .. })));
     }
 }

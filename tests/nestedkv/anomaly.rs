@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use wgkv::gpu::Slice;
 use wgkv::nestedkv::cpu::anomaly::{Keys, Raw, anomaly as cpu_anomaly};
-use wgkv::nestedkv::gpu::{anchor, anomaly, mean, norm};
-use wgkv::nestedkv::plan::{PIECE_TOKENS, SHORT_SUM};
+use wgkv::nestedkv::gpu::{anchor, anomaly, mean};
+use wgkv::nestedkv::plan::Cut;
+use wgkv::primitives::order::order_key;
 use wgkv::shape::Dtype;
 
 use super::cases::{Data, Kind, Problem, difference, few, problem};
@@ -42,24 +43,21 @@ fn on_gpu(problem: &Problem, block: usize, window: usize) -> Vec<f32> {
     let buffer = problem.upload();
     let keys = problem.tensor(&buffer);
     let (rows, tokens, dim) = (problem.rows, problem.tokens, problem.dim);
-    let scales = support::run(|rec| {
-        let factors = norm::record(rec, &keys)?;
-        let factors = Slice::all(&factors);
-        let blocks = anchor::record(rec, &keys, factors, block)?;
-        let pieces = anchor::record(rec, &keys, factors, PIECE_TOKENS)?;
-        let blocks = Slice::all(&blocks);
-        let means = mean::record(rec, blocks, rows, tokens.div_ceil(block), dim, tokens)?;
-        let anchors = anomaly::Anchors {
-            factors,
-            means: Slice::all(&means),
-            blocks,
-            block,
-            pieces: (window > SHORT_SUM).then(|| Slice::all(&pieces)),
-            window,
-        };
-        anomaly::record(rec, &keys, &anchors)
+    let found = support::run(|rec| {
+        let anchored = anchor::record(rec, &keys, block)?;
+        let runs = Cut { tokens, block }.runs();
+        let means = mean::record(rec, Slice::all(&anchored.sums), rows, runs, dim, tokens)?;
+        let means = Slice::all(&means);
+        anomaly::record(rec, &keys, &anomaly::Anchors { anchored: &anchored, means, block, window })
     });
-    support::download_as(&scales.expect("scales"))
+    let found = found.expect("scales");
+    let scales: Vec<f32> = support::download_as(&found.scales);
+    let extremes: Vec<[u32; 2]> = support::download_as(&found.extremes);
+    for (line, [highest, lowest]) in scales.chunks(tokens).zip(extremes) {
+        assert_eq!(Some(highest), line.iter().map(|&score| order_key(score)).max());
+        assert_eq!(Some(lowest), line.iter().map(|&score| !order_key(score)).max());
+    }
+    scales
 }
 
 proptest! {

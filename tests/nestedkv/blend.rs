@@ -4,8 +4,9 @@ use proptest::prelude::*;
 use wgkv::gpu::Slice;
 use wgkv::nestedkv::cpu::{blend as cpu_blend, spread as cpu_spread, surprise};
 use wgkv::nestedkv::gpu::{blend, spread};
+use wgkv::nestedkv::plan::GRID;
 
-use super::cases::{config, difference, few, uniform, upload};
+use super::cases::{config, difference, extremes, few, uniform, upload};
 use crate::support;
 
 #[test]
@@ -38,13 +39,13 @@ proptest! {
     ) {
         let count = rows * tokens;
         let raw = uniform(seed, 3 * count);
-        let buffer = upload(&raw);
+        let (buffer, ends) = (upload(&raw), upload(&extremes(&raw, tokens)));
         let outputs = support::run(|rec| {
             let scales = Slice::all(&buffer);
-            let spreads = spread::record(rec, scales, 3 * rows, tokens)?;
+            let spreads = spread::record(rec, scales, Slice::all(&ends), 3 * rows, tokens)?;
             blend::record(rec, scales, Slice::all(&spreads), rows, tokens, &config)
         });
-        let [blends, deviations] = outputs.expect("a blend");
+        let found = outputs.expect("a blend");
         let mut scales = raw;
         scales.chunks_mut(tokens).for_each(cpu_spread::normalise);
         let mut want = vec![0.0; count];
@@ -60,7 +61,15 @@ proptest! {
         }
         prop_assert!(difference(&support::download_as(&buffer), &scales) < 1e-6);
         let tolerance = 1e-5 * want.iter().copied().fold(1.0, f32::max);
-        prop_assert!(difference(&support::download_as(&blends), &want) < tolerance);
-        prop_assert!(difference(&support::download_as(&deviations), &deviation) < 2e-6);
+        prop_assert!(difference(&support::download_as(&found.blends), &want) < tolerance);
+        let deviations: Vec<f32> = support::download_as(&found.deviations);
+        prop_assert!(difference(&deviations, &deviation) < 2e-6);
+        let surprises: Vec<[u32; 4]> = support::download_as(&found.surprises);
+        let lines = deviations.chunks(tokens).zip(extremes(&deviations, tokens));
+        for ((line, ends), [highest, lowest, low, high]) in lines.zip(surprises) {
+            prop_assert_eq!([highest, lowest], ends);
+            let sum: u64 = line.iter().map(|x| (x * GRID).round_ties_even() as u64).sum();
+            prop_assert_eq!(u64::from(low) + (u64::from(high) << 16), sum);
+        }
     }
 }

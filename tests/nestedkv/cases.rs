@@ -7,6 +7,7 @@ use serde_json::Value;
 use wgkv::gpu::{DeviceTensor, Slice};
 use wgkv::nestedkv::cpu::Kept;
 use wgkv::nestedkv::{EvictConfig, ScoreConfig, gpu};
+use wgkv::primitives::order::order_key;
 use wgkv::shape::{Dtype, Elements, Tensor};
 
 use crate::support::{self, golden::Golden};
@@ -112,6 +113,18 @@ pub fn uniform(seed: u32, len: usize) -> Vec<f32> {
         .map(|i| {
             fmix(i.wrapping_add(0x9e37_79b9u32.wrapping_mul(seed))) as f32 / (1u64 << 31) as f32
                 - 1.0
+        })
+        .collect()
+}
+
+/// Ends of lines of scores, as the GPU path keeps them.
+pub fn extremes(scores: &[f32], tokens: usize) -> Vec<[u32; 2]> {
+    let highest = |keys: &mut dyn Iterator<Item = u32>| keys.max().unwrap_or(0);
+    scores
+        .chunks(tokens)
+        .map(|line| {
+            let keys = || line.iter().map(|&score| order_key(score));
+            [highest(&mut keys()), highest(&mut keys().map(|key| !key))]
         })
         .collect()
 }

@@ -28,7 +28,12 @@ struct Selection {
 }
 
 fn selection() -> impl Strategy<Value = Selection> {
-    let tokens = prop_oneof![4 => 1usize..60, 2 => 60usize..600, 1 => 1020usize..1030];
+    let tokens = prop_oneof![
+        8 => 1usize..60,
+        4 => 60usize..600,
+        2 => 1020usize..1030,
+        1 => 4090usize..8300,
+    ];
     (1usize..=4, 1usize..=3, tokens).prop_flat_map(|(heads, sequences, tokens)| {
         let rows = heads * sequences;
         let budget = 0..tokens as u32 + 5;

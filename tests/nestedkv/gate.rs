@@ -3,9 +3,10 @@
 use proptest::prelude::*;
 use wgkv::gpu::Slice;
 use wgkv::nestedkv::cpu;
-use wgkv::nestedkv::gpu::{gate, surprise};
+use wgkv::nestedkv::gpu::gate;
+use wgkv::nestedkv::plan::GRID;
 
-use super::cases::{config, few, uniform, upload};
+use super::cases::{config, extremes, few, uniform, upload};
 use crate::support;
 
 #[test]
@@ -41,9 +42,18 @@ proptest! {
         cpu::surprise::deviation([s, e, c], &mut deviations);
         // Every seventh key row holds NaN or Inf.
         let factors: Vec<f32> = (0..count).map(|i| if i % 7 == 3 { -2.0 } else { 2.0 }).collect();
+        let surprises: Vec<[u32; 4]> = deviations
+            .chunks(tokens)
+            .zip(extremes(&deviations, tokens))
+            .map(|(row, [highest, lowest])| {
+                let sum: u32 = row.iter().map(|x| (x * GRID).round() as u32 & 0xffff).sum();
+                let high: u32 = row.iter().map(|x| (x * GRID).round() as u32 >> 16).sum();
+                [highest, lowest, sum, high]
+            })
+            .collect();
         let buffers = [upload(&factors), upload(&scales), upload(&blends), upload(&deviations)];
+        let surprises = upload(&surprises);
         let scores = support::run(|rec| {
-            let surprises = surprise::record(rec, Slice::all(&buffers[3]), rows, tokens)?;
             let parts = gate::Parts {
                 factors: Slice::all(&buffers[0]),
                 scales: Slice::all(&buffers[1]),

@@ -6,7 +6,7 @@ use wgkv::nestedkv::cpu::spread::{gap, normalise};
 use wgkv::nestedkv::gpu::spread;
 use wgkv::nestedkv::plan::group_size;
 
-use super::cases::{few, uniform, upload};
+use super::cases::{extremes, few, uniform, upload};
 use crate::support;
 
 #[test]
@@ -64,7 +64,7 @@ proptest! {
     #[test]
     fn gpu_equals_cpu(
         lines in 1usize..=9,
-        tokens in prop_oneof![1usize..300, 300usize..3000],
+        tokens in prop_oneof![3 => 1usize..300, 3 => 300usize..3000, 1 => 4000usize..9000],
         seed in 0u32..1000,
         levels in prop_oneof![Just(0.0f32), 1.0f32..20.0],
         offset in -2.0f32..2.0,
@@ -73,8 +73,10 @@ proptest! {
         for x in &mut scores {
             *x = if levels > 0.0 { (*x * levels).round() / levels } else { *x } + offset;
         }
-        let buffer = upload(&scores);
-        let spreads = support::run(|rec| spread::record(rec, Slice::all(&buffer), lines, tokens));
+        let (buffer, ends) = (upload(&scores), upload(&extremes(&scores, tokens)));
+        let spreads = support::run(|rec| {
+            spread::record(rec, Slice::all(&buffer), Slice::all(&ends), lines, tokens)
+        });
         let got: Vec<[f32; 4]> = support::download_as(&spreads.expect("spreads"));
         for (line, got) in scores.chunks_mut(tokens).zip(got) {
             let low = line.iter().copied().fold(f32::INFINITY, f32::min);

@@ -16,7 +16,7 @@ proptest! {
     #[test]
     fn gpu_equals_cpu(
         rows in 1usize..9,
-        tokens in prop_oneof![1usize..50, 1000usize..1100, 2040usize..2060],
+        tokens in prop_oneof![1usize..50, 1000usize..1100, 2040usize..2060, 4090usize..9000],
         seed in any::<u64>(),
         levels in 1u64..50,
         share in 0.0f64..=1.0,

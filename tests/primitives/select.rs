@@ -16,7 +16,12 @@ pub fn rows() -> impl Strategy<Value = Vec<Vec<f32>>> {
         4 => (0u32..6).prop_map(|x| x as f32),
         1 => prop::sample::select(vec![0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY]),
     ];
-    let length = prop_oneof![3 => 0usize..40, 2 => 200usize..600, 1 => 1020usize..1030];
+    let length = prop_oneof![
+        3 => 0usize..40,
+        2 => 200usize..600,
+        1 => 1020usize..1030,
+        1 => 4090usize..9000,
+    ];
     prop::collection::vec(
         length.prop_flat_map(move |n| prop::collection::vec(value.clone(), n)),
         1..8,

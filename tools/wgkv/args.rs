@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::sweep::SweepArgs;
+
 /// Keeps a transformer's KV cache compressed: evicts tokens (NestedKV), packs those that stay to 1
 /// to 4 bits (NSNQuant) and attends to the packed form, on a GPU or on the CPU.
 ///
@@ -37,7 +39,7 @@ pub struct Common {
     /// Take the adapter whose name contains this
     #[arg(long, global = true, value_name = "NAME")]
     pub adapter: Option<String>,
-    /// Print one JSON object (replay: one a step) on standard output
+    /// Print one JSON object (replay: one a step, sweep: one a case) on standard output
     #[arg(long, global = true)]
     pub json: bool,
     /// Only these layers, as in 0,7,15
@@ -100,6 +102,11 @@ Example: ops.json holds [{\"append\": 300}, {\"trim\": 5}, {\"fork\": \"a\"}, {\
     /// Show what a file holds
     #[command(after_help = "Example:\n  wgkv inspect packed.safetensors")]
     Inspect(InspectArgs),
+    /// Time the methods over a range of shapes, beside the pace of a copy
+    #[command(after_help = "\
+Example: scoring and attention from 1k to 16k tokens, with plots
+  wgkv sweep --methods score,attend-raw,attend-packed --tokens 1024,4096,16384 -o sweep")]
+    Sweep(SweepArgs),
 }
 
 /// Constants of the score.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use wgkv::gpu::{self, Context, ContextDescriptor, Readback, Recorder};
+use wgkv::gpu::{self, Context, ContextDescriptor, Readback, Recorder, Span};
 use wgkv::wgpu;
 
 use crate::args::{Backend, Common};
@@ -83,7 +83,8 @@ impl Gpu {
     fn open(adapter: &wgpu::Adapter) -> Result<Self, String> {
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("wgkv"),
-            required_features: gpu::required_features(),
+            required_features: gpu::required_features()
+                | (adapter.features() & wgpu::Features::TIMESTAMP_QUERY),
             required_limits: gpu::required_limits(&adapter.limits()),
             ..Default::default()
         };
@@ -111,22 +112,35 @@ impl Gpu {
         &self,
         record: impl FnOnce(&mut Recorder<'_>) -> wgkv::Result<Vec<Readback>>,
     ) -> Result<Vec<Vec<u8>>, Fail> {
+        Ok(self.timed(record)?.0)
+    }
+
+    /// As [`Self::run`], with the spans that were marked, where the device has timestamps.
+    pub fn timed(
+        &self,
+        record: impl FnOnce(&mut Recorder<'_>) -> wgkv::Result<Vec<Readback>>,
+    ) -> Result<(Vec<Vec<u8>>, Vec<Span>), Fail> {
         let device = self.context.device();
         let mut encoder =
             device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("wgkv") });
         let mut recorder = Recorder::new(&self.context, &mut encoder);
         let wanted = record(&mut recorder)?;
-        recorder.finish()?;
+        let timing = recorder.finish()?;
         self.context.queue().submit([encoder.finish()]);
         let polled = device.poll(wgpu::PollType::wait_indefinitely());
         if let Some(fault) = self.fault.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(Fail::device(format!("the GPU refused the work: {fault}")));
         }
         polled.map_err(|e| Fail::device(format!("the GPU did not answer: {e}")))?;
-        wanted
+        let read = wanted
             .into_iter()
             .map(|readback| pollster::block_on(readback).map_err(Fail::from))
-            .collect()
+            .collect::<Result<_, _>>()?;
+        let spans = match timing {
+            Some(timing) => pollster::block_on(timing.spans())?,
+            None => Vec::new(),
+        };
+        Ok((read, spans))
     }
 }
 

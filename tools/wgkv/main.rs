@@ -20,6 +20,7 @@ mod ragged;
 mod replay;
 mod report;
 mod rope;
+mod sweep;
 
 use std::process::ExitCode;
 
@@ -56,6 +57,7 @@ fn run(cli: &Cli) -> Result<(), Fail> {
         Verb::Attend(args) => attend::run(args, &cli.common),
         Verb::Replay(args) => replay::run(args, &cli.common),
         Verb::Inspect(args) => inspect::run(args, &cli.common),
+        Verb::Sweep(args) => sweep::run(args, &cli.common),
     }
 }
 

@@ -12,11 +12,13 @@ struct Params {
     tau: f32,
     kappa: f32,
     rectify: u32,
+    // Largest span that counts as none.
+    flat: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> factors: array<u32>;
-@group(0) @binding(2) var<storage, read> surprises: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> surprises: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> scales: array<f32>;
 @group(0) @binding(4) var<storage, read> blends: array<f32>;
 @group(0) @binding(5) var<storage, read> deviations: array<f32>;
@@ -35,9 +37,13 @@ fn main(
     if index < count {
         let row = divide_magic(
             index, params.tokens_multiplier, params.tokens_shift1, params.tokens_shift2);
-        let spread = surprises[row];
-        let flat_row = spread.y == 0.0;
-        let centred = ((deviations[index] - spread.x) - spread.z) / select(spread.y, 1.0, flat_row);
+        let found = surprises[row];
+        let low = order_score(~found.y);
+        let span = order_score(found.x) - low;
+        let sum = (f32(found.w) * 65536.0 + f32(found.z)) * 2.384185791015625e-7;
+        let mean = sum / f32(params.tokens) - low;
+        let flat_row = span <= params.flat;
+        let centred = ((deviations[index] - low) - mean) / select(span, 1.0, flat_row);
         let rectified = select(centred, max(centred, 0.0), params.rectify != 0u);
         let surprise = select(rectified, 0.0, flat_row);
         let strongest =

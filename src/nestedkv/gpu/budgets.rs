@@ -1,31 +1,59 @@
 //! How the tokens of a sequence are shared out over its heads.
 
 use crate::error::{Error, Result};
-use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice};
+use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::nestedkv::config::check_safeguard;
 use crate::nestedkv::params::BudgetsParams;
 use crate::nestedkv::plan::head_floors;
 use crate::primitives::cpu::scan;
-use crate::primitives::gpu::{check_words, lanes, select, size};
+use crate::primitives::gpu::{SPAN, check_words, select, size};
 use crate::shape::next_multiple;
 
-/// One sequence a workgroup.
-pub(crate) static KERNEL: Kernel = Kernel {
-    name: "nestedkv/budgets",
+/// What every row has above the border of its sequence.
+static COUNT: Kernel = Kernel {
+    name: "nestedkv/budgets_count",
     source: concat!(
+        include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/order.wgsl"),
-        include_str!("../../../wgsl/common/radix.wgsl"),
-        include_str!("../../../wgsl/nestedkv/budgets.wgsl"),
+        include_str!("../../../wgsl/common/prefix.wgsl"),
+        include_str!("../../../wgsl/common/bins.wgsl"),
+        include_str!("../../../wgsl/nestedkv/budgets_count.wgsl"),
     ),
     bindings: &[
         Binding::Read("scores"),
         Binding::Read("starts"),
-        Binding::Read("floors"),
-        Binding::Read("thresholds"),
-        Binding::Write("budgets"),
+        Binding::Read("sure"),
+        Binding::Read("states"),
+        Binding::Read("earlier"),
+        Binding::Write("tallies"),
     ],
     params: BudgetsParams::LAYOUT,
 };
+
+/// One sequence a workgroup.
+static BUDGETS: Kernel = Kernel {
+    name: "nestedkv/budgets",
+    source: concat!(
+        include_str!("../../../wgsl/common/prefix.wgsl"),
+        include_str!("../../../wgsl/common/bins.wgsl"),
+        include_str!("../../../wgsl/nestedkv/budgets.wgsl"),
+    ),
+    bindings: &[
+        Binding::Read("floors"),
+        Binding::Read("sure"),
+        Binding::Read("states"),
+        Binding::Read("earlier"),
+        Binding::Read("tallies"),
+        Binding::Write("budgets"),
+        Binding::Write("thresholds"),
+    ],
+    params: BudgetsParams::LAYOUT,
+};
+
+/// Both kernels.
+pub(super) fn kernels() -> [&'static Kernel; 2] {
+    [&COUNT, &BUDGETS]
+}
 
 /// What the competition of a batch is about.
 #[derive(Clone, Copy, Debug)]
@@ -46,13 +74,21 @@ pub struct Competition<'a> {
     pub sinks: u32,
 }
 
-/// Records the budget of every row, `[rows]` u32; those of a sequence add up to `per_sequence`,
-/// which must not be more than its tokens.
+/// How a batch shares its budgets.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// `[rows]` u32; those of a sequence add up to what it keeps.
+    pub budgets: wgpu::Buffer,
+    /// `[rows, 4]` u32 (key, ties taken, 0, 0): the thresholds that take as many tokens of every row.
+    pub thresholds: wgpu::Buffer,
+}
+
+/// Records the budget of every row; those of a sequence add up to `per_sequence`, which must not be more than its tokens.
 ///
 /// # Errors
 /// [`Error::Empty`] for no rows; [`Error::Length`] for a slice shorter than its shape; [`Error::Mismatch`] for rows that are no
 /// whole sequences, or sequences that are sure of more than they keep; as [`Recorder::dispatch`].
-pub fn record(rec: &mut Recorder<'_>, of: &Competition<'_>) -> Result<wgpu::Buffer> {
+pub fn record(rec: &mut Recorder<'_>, of: &Competition<'_>) -> Result<Shared> {
     let rows = of.floors.len();
     if rows == 0 {
         return Err(Error::Empty { argument: "floors" });
@@ -73,20 +109,44 @@ pub fn record(rec: &mut Recorder<'_>, of: &Competition<'_>) -> Result<wgpu::Buff
             return Err(Error::Mismatch { argument: "floors", got, expected, reference });
         }
     }
+    let rest = size("budget", (of.per_sequence - sure) as usize)?;
+    let parts = of.longest.div_ceil(SPAN).max(1);
+    let (by_heads, by_parts) = (Magic::of(of.heads), Magic::of(parts));
     let params = BudgetsParams {
-        sequences: size("sequences", sequences)?,
-        heads: size("heads", of.heads)?,
-        sinks: of.sinks,
-        rest: size("budget", (of.per_sequence - sure) as usize)?,
+        rows: size("rows", rows)?,
         longest: size("longest", of.longest)?,
+        sinks: of.sinks,
+        rest,
+        heads: of.heads as u32,
+        heads_multiplier: by_heads.multiplier,
+        heads_shift1: by_heads.shift1,
+        heads_shift2: by_heads.shift2,
+        parts: parts as u32,
+        parts_multiplier: by_parts.multiplier,
+        parts_shift1: by_parts.shift1,
+        parts_shift2: by_parts.shift2,
     };
-    let floors = rec.context().upload("floors", bytemuck::cast_slice(of.floors))?;
-    let floors = Slice::all(&floors);
-    let thresholds = select::record(rec, of.scores, of.starts, rows, of.longest, of.sinks, floors)?;
-    let budgets = rec.context().create("budgets", rows as u64 * 4)?;
-    let slices = [of.scores, of.starts, floors, Slice::all(&thresholds), Slice::all(&budgets)];
-    rec.dispatch(&KERNEL, &lanes(of.longest), &params, &slices, Groups(sequences as u64))?;
-    Ok(budgets)
+    let context = rec.context();
+    let floors = context.upload("floors", bytemuck::cast_slice(of.floors))?;
+    let ranks = context.upload("ranks", bytemuck::cast_slice(&vec![rest; sequences]))?;
+    let budgets = context.create("budgets", rows as u64 * 4)?;
+    let thresholds = context.create("thresholds", rows as u64 * 16)?;
+    // A new buffer holds zeros.
+    let tallies = context.create("tallies", rows as u64 * 8)?;
+    let (floors, tallies) = (Slice::all(&floors), Slice::all(&tallies));
+    let Competition { scores, starts, longest, sinks, .. } = *of;
+    let sure = select::record(rec, scores, starts, rows, longest, sinks, floors)?;
+    let sure = Slice::all(&sure);
+    let ragged = select::Ragged { scores, starts, rows, longest, sinks };
+    let counted = select::count(rec, &ragged, Slice::all(&ranks), Some((sure, of.heads)))?;
+    let (states, bins) = (Slice::all(&counted.states), Slice::all(&counted.bins));
+    let plain = Variant::default();
+    let slices = [scores, starts, sure, states, bins, tallies];
+    rec.dispatch(&COUNT, &plain, &params, &slices, Groups((rows * parts) as u64))?;
+    let outputs = [&budgets, &thresholds].map(Slice::all);
+    let slices = [floors, sure, states, bins, tallies, outputs[0], outputs[1]];
+    rec.dispatch(&BUDGETS, &plain, &params, &slices, Groups(sequences as u64))?;
+    Ok(Shared { budgets, thresholds })
 }
 
 /// Records how `total` tokens are shared out over heads of the given lengths, whose scores lie one
@@ -123,5 +183,5 @@ pub fn allocate_head_budgets(
         per_sequence: total,
         sinks: 0,
     };
-    record(rec, &competition)
+    Ok(record(rec, &competition)?.budgets)
 }

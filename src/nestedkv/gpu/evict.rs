@@ -52,16 +52,17 @@ pub fn keep(
     let starts: Vec<u32> = (0..=rows as u32).map(|row| row * each).collect();
     let starts = rec.context().upload("starts", bytemuck::cast_slice(&starts))?;
     let starts = Slice::all(&starts);
-    let (budgets, offsets) = match cfg.budget {
+    let (budgets, offsets, thresholds) = match cfg.budget {
         Budget::Uniform(_) => {
             let each = plan.per_sequence as u32;
             let budgets = vec![each; rows];
             let offsets: Vec<u32> = (0..=rows as u32).map(|row| row * each).collect();
             let context = rec.context();
-            (
-                context.upload("budgets", bytemuck::cast_slice(&budgets))?,
-                context.upload("offsets", bytemuck::cast_slice(&offsets))?,
-            )
+            let budgets = context.upload("budgets", bytemuck::cast_slice(&budgets))?;
+            let offsets = context.upload("offsets", bytemuck::cast_slice(&offsets))?;
+            let counts = Slice::all(&budgets);
+            let thresholds = select::record(rec, scores, starts, rows, tokens, sinks, counts)?;
+            (budgets, offsets, thresholds)
         }
         Budget::Adaptive { .. } => {
             let floors = vec![plan.floor; rows];
@@ -74,13 +75,11 @@ pub fn keep(
                 per_sequence: plan.per_sequence,
                 sinks,
             };
-            let budgets = budgets::record(rec, &competition)?;
+            let budgets::Shared { budgets, thresholds } = budgets::record(rec, &competition)?;
             let offsets = scan::record(rec, Slice::all(&budgets), rows)?;
-            (budgets, offsets)
+            (budgets, offsets, thresholds)
         }
     };
-    let thresholds =
-        select::record(rec, scores, starts, rows, tokens, sinks, Slice::all(&budgets))?;
     let (thresholds, ends) = (Slice::all(&thresholds), Slice::all(&offsets));
     let compact::Compacted { positions, sources } =
         compact::record(rec, scores, rows, tokens, sinks, thresholds, ends, total)?;

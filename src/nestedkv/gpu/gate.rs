@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::nestedkv::config::ScoreConfig;
 use crate::nestedkv::params::GateParams;
+use crate::nestedkv::plan::FLAT_SPAN;
 use crate::primitives::gpu::size;
 
 /// One token a lane.
@@ -11,6 +12,7 @@ pub(crate) static KERNEL: Kernel = Kernel {
     name: "nestedkv/gate",
     source: concat!(
         include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/order.wgsl"),
         include_str!("../../../wgsl/nestedkv/gate.wgsl"),
     ),
     bindings: &[
@@ -35,7 +37,7 @@ pub struct Parts<'a> {
     pub blends: Slice<'a>,
     /// Deviations `[rows, tokens]`.
     pub deviations: Slice<'a>,
-    /// Of [`super::surprise`].
+    /// What [`super::blend`] found of the deviations.
     pub surprises: Slice<'a>,
 }
 
@@ -62,6 +64,7 @@ pub fn record(
         tau: cfg.tau,
         kappa: cfg.kappa,
         rectify: u32::from(cfg.rectify),
+        flat: FLAT_SPAN,
     };
     let slices = [
         parts.factors,

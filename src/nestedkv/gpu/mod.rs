@@ -9,11 +9,9 @@ pub mod budgets;
 mod evict;
 pub mod gate;
 pub mod mean;
-pub mod norm;
 mod score;
 pub mod spread;
 mod state;
-pub mod surprise;
 
 pub use crate::primitives::gpu::gather::{Gathered, first_beyond};
 pub use budgets::allocate_head_budgets;
@@ -23,20 +21,13 @@ pub use score::{DeviceScores, score};
 pub use state::{DeviceAppended, DeviceKv, NestedKvState};
 
 use crate::gpu::{Kernel, Variant};
-use crate::primitives::gpu::lane_variants;
 
 /// Every kernel of this folder with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
-    let plain = [
-        &norm::KERNEL,
-        &anchor::KERNEL,
-        &mean::KERNEL,
-        &anomaly::KERNEL,
-        &blend::KERNEL,
-        &gate::KERNEL,
-        &append::KERNEL,
-    ];
-    let by_row = [&spread::KERNEL, &surprise::KERNEL, &budgets::KERNEL];
-    let plain = plain.into_iter().map(|kernel| (kernel, vec![Variant::default()]));
-    plain.chain(by_row.into_iter().map(|kernel| (kernel, lane_variants()))).collect()
+    let plain = [&mean::KERNEL, &blend::KERNEL, &gate::KERNEL, &append::KERNEL];
+    let mut kernels = vec![(&anchor::KERNEL, anchor::variants())];
+    kernels.extend(anomaly::kernels());
+    let plain = plain.into_iter().chain(spread::kernels()).chain(budgets::kernels());
+    kernels.extend(plain.map(|kernel| (kernel, vec![Variant::default()])));
+    kernels
 }

@@ -1,10 +1,10 @@
 //! The score as a whole.
 
-use super::{anchor, anomaly, blend, gate, mean, norm, spread, surprise};
+use super::{anchor, anomaly, blend, gate, mean, spread};
 use crate::error::{Error, Result};
 use crate::gpu::{DeviceTensor, Recorder, Slice, binding_limit};
 use crate::nestedkv::config::ScoreConfig;
-use crate::nestedkv::plan::{PIECE_TOKENS, SHORT_SUM, block_size_for};
+use crate::nestedkv::plan::{Cut, block_size_for};
 
 /// Scores on the device: [`crate::nestedkv::cpu::Scores`].
 #[derive(Clone, Debug)]
@@ -34,38 +34,25 @@ pub fn score(
     check_limits(rec, keys)?;
     let block = block_size_for(tokens);
     let window = tokens.min(cfg.window as usize);
-    let factors = norm::record(rec, keys)?;
-    let factors_slice = Slice::all(&factors);
-    let blocks = anchor::record(rec, keys, factors_slice, block)?;
-    let pieces = if window > SHORT_SUM {
-        Some(anchor::record(rec, keys, factors_slice, PIECE_TOKENS)?)
-    } else {
-        None
-    };
-    let block_count = tokens.div_ceil(block);
-    let means = mean::record(rec, Slice::all(&blocks), rows, block_count, keys.head_dim(), tokens)?;
-    let anchors = anomaly::Anchors {
-        factors: factors_slice,
-        means: Slice::all(&means),
-        blocks: Slice::all(&blocks),
-        block,
-        pieces: pieces.as_ref().map(Slice::all),
-        window,
-    };
-    let scales = anomaly::record(rec, keys, &anchors)?;
-    let spreads = spread::record(rec, Slice::all(&scales), 3 * rows, tokens)?;
-    let [blend, deviations] =
-        blend::record(rec, Slice::all(&scales), Slice::all(&spreads), rows, tokens, cfg)?;
-    let surprises = surprise::record(rec, Slice::all(&deviations), rows, tokens)?;
+    let anchored = anchor::record(rec, keys, block)?;
+    let runs = Cut { tokens, block }.runs();
+    let sums = Slice::all(&anchored.sums);
+    let means = mean::record(rec, sums, rows, runs, keys.head_dim(), tokens)?;
+    let anchors =
+        anomaly::Anchors { anchored: &anchored, means: Slice::all(&means), block, window };
+    let anomaly::Anomalies { scales, extremes } = anomaly::record(rec, keys, &anchors)?;
+    let (lines, ends) = (Slice::all(&scales), Slice::all(&extremes));
+    let spreads = spread::record(rec, lines, ends, 3 * rows, tokens)?;
+    let blended = blend::record(rec, lines, Slice::all(&spreads), rows, tokens, cfg)?;
     let parts = gate::Parts {
-        factors: factors_slice,
-        scales: Slice::all(&scales),
-        blends: Slice::all(&blend),
-        deviations: Slice::all(&deviations),
-        surprises: Slice::all(&surprises),
+        factors: Slice::all(&anchored.factors),
+        scales: lines,
+        blends: Slice::all(&blended.blends),
+        deviations: Slice::all(&blended.deviations),
+        surprises: Slice::all(&blended.surprises),
     };
     let score = gate::record(rec, &parts, rows, tokens, cfg)?;
-    Ok(DeviceScores { score, scales, blend, factors })
+    Ok(DeviceScores { score, scales, blend: blended.blends, factors: anchored.factors })
 }
 
 /// Refuses before anything is recorded what a later stage could not bind: the largest are the keys

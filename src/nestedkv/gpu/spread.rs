@@ -1,43 +1,120 @@
 //! Steps 4 and 5: lowest score, span and gap of every scale of every row.
+//!
+//! Scores become whole levels between the ends of their line, 22 bits, finer than f32 tells them apart
+//! near the ends; their highest and lowest tenth end where two counts of 2,048 bins say.
 
 use crate::error::Result;
-use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice};
+use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::nestedkv::params::SpreadParams;
 use crate::nestedkv::plan::{FLAT_SPAN, group_size};
-use crate::primitives::gpu::{lanes, size};
+use crate::primitives::gpu::{check_words, size};
 
-/// One scale of one row a workgroup.
-pub(crate) static KERNEL: Kernel = Kernel {
-    name: "nestedkv/spread",
+/// Tokens of a workgroup.
+const SPAN: usize = 4096;
+/// Bins of a count.
+const BINS: u64 = 2048;
+
+/// Bins of all scores.
+static COUNT: Kernel = Kernel {
+    name: "nestedkv/spread_count",
     source: concat!(
+        include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/order.wgsl"),
-        include_str!("../../../wgsl/common/radix.wgsl"),
-        include_str!("../../../wgsl/nestedkv/spread.wgsl"),
+        include_str!("../../../wgsl/common/span.wgsl"),
+        include_str!("../../../wgsl/nestedkv/spread_count.wgsl"),
     ),
-    bindings: &[Binding::Read("scales"), Binding::Write("spreads")],
+    bindings: &[Binding::Read("scales"), Binding::Read("extremes"), Binding::Write("counts")],
     params: SpreadParams::LAYOUT,
 };
 
+/// Finer bins of those where the groups end.
+static REFINE: Kernel = Kernel {
+    name: "nestedkv/spread_refine",
+    source: concat!(
+        include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/order.wgsl"),
+        include_str!("../../../wgsl/common/prefix.wgsl"),
+        include_str!("../../../wgsl/common/span.wgsl"),
+        include_str!("../../../wgsl/common/borders.wgsl"),
+        include_str!("../../../wgsl/nestedkv/spread_refine.wgsl"),
+    ),
+    bindings: &[
+        Binding::Read("scales"),
+        Binding::Read("extremes"),
+        Binding::Read("counts"),
+        Binding::Write("finer"),
+        Binding::Write("beyond"),
+    ],
+    params: SpreadParams::LAYOUT,
+};
+
+/// The answer from both.
+static SPREAD: Kernel = Kernel {
+    name: "nestedkv/spread",
+    source: concat!(
+        include_str!("../../../wgsl/common/order.wgsl"),
+        include_str!("../../../wgsl/common/prefix.wgsl"),
+        include_str!("../../../wgsl/common/span.wgsl"),
+        include_str!("../../../wgsl/common/borders.wgsl"),
+        include_str!("../../../wgsl/nestedkv/spread.wgsl"),
+    ),
+    bindings: &[
+        Binding::Read("extremes"),
+        Binding::Read("counts"),
+        Binding::Read("finer"),
+        Binding::Read("beyond"),
+        Binding::Write("spreads"),
+    ],
+    params: SpreadParams::LAYOUT,
+};
+
+/// The three kernels.
+pub(crate) fn kernels() -> [&'static Kernel; 3] {
+    [&COUNT, &REFINE, &SPREAD]
+}
+
 /// Records `[lines, 4]` f32 (low, span or 0, gap, 0) of raw scores `[lines, tokens]`, where a line is
-/// one scale of one row.
+/// one scale of one row, from the ends of their ranges, as [`super::anomaly`] finds both.
 ///
 /// # Errors
-/// [`crate::Error::OutOfRange`] for sizes beyond 32 bits; as [`Recorder::dispatch`].
+/// [`crate::Error::OutOfRange`] for sizes beyond 32 bits; [`crate::Error::Length`] for slices that are
+/// too short; as [`Recorder::dispatch`].
 pub fn record(
     rec: &mut Recorder<'_>,
     scales: Slice<'_>,
+    extremes: Slice<'_>,
     lines: usize,
     tokens: usize,
 ) -> Result<wgpu::Buffer> {
     let count = size("lines", lines)?;
-    let spreads = rec.context().create("spreads", u64::from(count) * 16)?;
+    let all = size("scores", lines.saturating_mul(tokens))?;
+    check_words("scales", scales.size, all as usize)?;
+    check_words("extremes", extremes.size, lines.saturating_mul(2))?;
+    let context = rec.context();
+    let spreads = context.create("spreads", u64::from(count) * 16)?;
+    // New buffers hold zeros.
+    let counts = context.create("bins", u64::from(count) * BINS * 4)?;
+    let finer = context.create("finer bins", u64::from(count) * BINS * 8)?;
+    let beyond = context.create("beyond", u64::from(count) * 16)?;
+    let parts = tokens.div_ceil(SPAN).max(1);
+    let by_parts = Magic::of(parts);
     let params = SpreadParams {
         lines: count,
         tokens: size("tokens", tokens)?,
         group: group_size(tokens) as u32,
         flat: FLAT_SPAN,
+        parts: parts as u32,
+        parts_multiplier: by_parts.multiplier,
+        parts_shift1: by_parts.shift1,
+        parts_shift2: by_parts.shift2,
     };
-    let slices = [scales, Slice::all(&spreads)];
-    rec.dispatch(&KERNEL, &lanes(tokens), &params, &slices, Groups(lines as u64))?;
+    let plain = Variant::default();
+    let [counts, finer, beyond] = [&counts, &finer, &beyond].map(Slice::all);
+    let groups = Groups((lines * parts) as u64);
+    rec.dispatch(&COUNT, &plain, &params, &[scales, extremes, counts], groups)?;
+    let slices = [scales, extremes, counts, finer, beyond];
+    rec.dispatch(&REFINE, &plain, &params, &slices, groups)?;
+    let slices = [extremes, counts, finer, beyond, Slice::all(&spreads)];
+    rec.dispatch(&SPREAD, &plain, &params, &slices, Groups(lines as u64))?;
     Ok(spreads)
 }

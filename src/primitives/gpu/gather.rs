@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{Binding, DeviceTensor, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::primitives::params::GatherParams;
 
-/// One word of two channels a lane.
+/// 8 channels of a row a lane.
 pub(crate) static KERNEL: Kernel = Kernel {
     name: "primitives/gather",
     source: concat!(
@@ -56,20 +56,20 @@ pub fn record(
     sources: Slice<'_>,
     count: u64,
 ) -> Result<Gathered> {
-    let pairs = data.head_dim() / 2;
-    let words = count.saturating_mul(pairs as u64);
+    let row_parts = data.head_dim() / 8;
+    let parts = count.saturating_mul(row_parts as u64);
     check_words("sources", sources.size, count as usize)?;
-    let division = Magic::of(pairs);
+    let division = Magic::of(row_parts);
     let params = GatherParams {
-        words: size("copied words", words as usize)?,
+        parts: size("copied words", parts.saturating_mul(4) as usize)? / 4,
         token_rows: size("token rows", data.rows() * data.tokens())?,
-        dim: data.head_dim() as u32,
+        row_parts: row_parts as u32,
         dtype: data.dtype().code(),
-        pairs_multiplier: division.multiplier,
-        pairs_shift1: division.shift1,
-        pairs_shift2: division.shift2,
+        row_multiplier: division.multiplier,
+        row_shift1: division.shift1,
+        row_shift2: division.shift2,
     };
-    let rows = rec.context().create("copied rows", words * 4)?;
+    let rows = rec.context().create("copied rows", parts * 16)?;
     let beyond = rec.context().create("beyond", 4)?;
     rec.clear(Slice::all(&beyond))?;
     rec.dispatch(
@@ -77,7 +77,7 @@ pub fn record(
         &Variant::default(),
         &params,
         &[data.slice(), sources, Slice::all(&rows), Slice::all(&beyond)],
-        Groups(words.div_ceil(256)),
+        Groups(parts.div_ceil(256)),
     )?;
     Ok(Gathered { rows, beyond })
 }

@@ -10,27 +10,13 @@ use crate::gpu::{Kernel, Variant};
 
 /// Every kernel of this folder with its variants.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
-    vec![
-        (&select::KERNEL, lane_variants()),
-        (&compact::KERNEL, lane_variants()),
-        (&scan::KERNEL, vec![Variant::default()]),
-        (&gather::KERNEL, vec![Variant::default()]),
-    ]
+    let pairs = select::kernels().into_iter().chain(compact::kernels());
+    let others = [&scan::KERNEL, &gather::KERNEL];
+    pairs.chain(others).map(|kernel| (kernel, vec![Variant::default()])).collect()
 }
 
-/// Rows up to this length get a workgroup of 64 lanes, longer ones of 256.
-const SHORT_ROW: usize = 1024;
-
-/// The variant of a kernel that gives each row of `tokens` tokens a workgroup.
-pub(crate) fn lanes(tokens: usize) -> Variant {
-    let lanes = if tokens <= SHORT_ROW { 64 } else { 256 };
-    Variant { constants: Vec::new(), overrides: vec![("WG", lanes)] }
-}
-
-/// Every variant that [`lanes`] chooses from.
-pub(crate) fn lane_variants() -> Vec<Variant> {
-    vec![lanes(1), lanes(SHORT_ROW + 1)]
-}
+/// Tokens of a row that a workgroup takes, in kernels that count or compact.
+pub(crate) const SPAN: usize = 4096;
 
 /// Scores as the kernels count them.
 pub(crate) fn size(argument: &'static str, value: usize) -> Result<u32> {

@@ -1,26 +1,119 @@
-//! Threshold of the highest keys of every row.
+//! Threshold of the highest keys of every row: three counts of bins over many workgroups, each of which
+//! first finds out what the count before says, and the answer.
 
-use super::{check_words, lanes, size};
+use super::{SPAN, check_words, size};
 use crate::error::Result;
-use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice};
-use crate::primitives::params::SelectParams;
+use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
+use crate::primitives::params::{SelectCountParams, SelectParams};
 
-/// Four passes of radix select.
-pub(crate) static KERNEL: Kernel = Kernel {
-    name: "primitives/select",
+/// One step over all rows.
+static COUNT: Kernel = Kernel {
+    name: "primitives/select_count",
     source: concat!(
+        include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/order.wgsl"),
-        include_str!("../../../wgsl/common/radix.wgsl"),
-        include_str!("../../../wgsl/primitives/select.wgsl"),
+        include_str!("../../../wgsl/common/prefix.wgsl"),
+        include_str!("../../../wgsl/common/bins.wgsl"),
+        include_str!("../../../wgsl/primitives/select_count.wgsl"),
     ),
     bindings: &[
         Binding::Read("scores"),
         Binding::Read("starts"),
+        Binding::Read("ranks"),
+        Binding::Read("sure"),
+        Binding::Write("states"),
+        Binding::Read("earlier"),
+        Binding::Write("bins"),
+    ],
+    params: SelectCountParams::LAYOUT,
+};
+
+/// The answer.
+static SELECT: Kernel = Kernel {
+    name: "primitives/select",
+    source: concat!(
+        include_str!("../../../wgsl/common/prefix.wgsl"),
+        include_str!("../../../wgsl/common/bins.wgsl"),
+        include_str!("../../../wgsl/primitives/select.wgsl"),
+    ),
+    bindings: &[
+        Binding::Read("starts"),
         Binding::Read("counts"),
+        Binding::Read("states"),
+        Binding::Read("earlier"),
         Binding::Write("thresholds"),
     ],
     params: SelectParams::LAYOUT,
 };
+
+/// Both kernels.
+pub(super) fn kernels() -> [&'static Kernel; 2] {
+    [&COUNT, &SELECT]
+}
+
+/// Scores of rows that lie one after another, row `r` from `starts[r]` to `starts[r + 1]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ragged<'a> {
+    pub scores: Slice<'a>,
+    pub starts: Slice<'a>,
+    pub rows: usize,
+    pub longest: usize,
+    pub sinks: u32,
+}
+
+/// States of the three steps of a radix select (`wgsl/common/bins.wgsl`) and bins of the last.
+#[derive(Clone, Debug)]
+pub(crate) struct Counted {
+    pub states: wgpu::Buffer,
+    pub bins: wgpu::Buffer,
+}
+
+/// Records the three counts for the rank that `ranks` has for every line: a row, or, with thresholds of
+/// what is taken already, the `heads` rows of a sequence.
+pub(crate) fn count(
+    rec: &mut Recorder<'_>,
+    rows: &Ragged<'_>,
+    ranks: Slice<'_>,
+    compete: Option<(Slice<'_>, usize)>,
+) -> Result<Counted> {
+    let Ragged { scores, starts, rows, longest, sinks } = *rows;
+    let heads = compete.map_or(1, |(_, heads)| heads);
+    let lines = u64::from(size("rows", rows)?) / heads as u64;
+    let states = rec.context().create("select states", lines * 3 * 16)?;
+    // New buffers hold zeros.
+    let make = || rec.context().create("select bins", lines * 2048 * 4);
+    let steps = [make()?, make()?, make()?];
+    let parts = longest.div_ceil(SPAN).max(1);
+    let (by_heads, by_parts) = (Magic::of(heads), Magic::of(parts));
+    // Where no rows compete, thresholds are bound but not read.
+    let unused = rec.context().create("no thresholds", 16)?;
+    let sure = compete.map_or(Slice::all(&unused), |(sure, _)| sure);
+    for step in 0..3u32 {
+        let params = SelectCountParams {
+            rows: rows as u32,
+            longest: size("longest", longest)?,
+            sinks,
+            step,
+            compete: u32::from(compete.is_some()),
+            heads: heads as u32,
+            heads_multiplier: by_heads.multiplier,
+            heads_shift1: by_heads.shift1,
+            heads_shift2: by_heads.shift2,
+            parts: parts as u32,
+            parts_multiplier: by_parts.multiplier,
+            parts_shift1: by_parts.shift1,
+            parts_shift2: by_parts.shift2,
+        };
+        // The first step has none before it.
+        let earlier = Slice::all(&steps[(step as usize + 2) % 3]);
+        let bins = Slice::all(&steps[step as usize]);
+        let slices = [scores, starts, ranks, sure, Slice::all(&states), earlier, bins];
+        let groups = Groups(rows as u64 * parts as u64);
+        rec.dispatch(&COUNT, &Variant::default(), &params, &slices, groups)?;
+    }
+    let [_, _, bins] = steps;
+    Ok(Counted { states, bins })
+}
 
 /// Records the thresholds of the `counts[row]` highest scores of rows that lie one after another, row
 /// `r` from `starts[r]` to `starts[r + 1]`: `[rows, 4]` words (key, ties taken, keys equal, keys
@@ -42,15 +135,11 @@ pub fn record(
 ) -> Result<wgpu::Buffer> {
     check_words("starts", starts.size, rows.saturating_add(1))?;
     check_words("counts", counts.size, rows)?;
-    let params =
-        SelectParams { rows: size("rows", rows)?, longest: size("longest", longest)?, sinks };
+    let ragged = Ragged { scores, starts, rows, longest, sinks };
+    let Counted { states, bins } = count(rec, &ragged, counts, None)?;
+    let params = SelectParams { rows: size("rows", rows)?, longest: size("longest", longest)? };
     let thresholds = rec.context().create("thresholds", rows as u64 * 16)?;
-    rec.dispatch(
-        &KERNEL,
-        &lanes(longest),
-        &params,
-        &[scores, starts, counts, Slice::all(&thresholds)],
-        Groups(rows as u64),
-    )?;
+    let slices = [starts, counts, Slice::all(&states), Slice::all(&bins), Slice::all(&thresholds)];
+    rec.dispatch(&SELECT, &Variant::default(), &params, &slices, Groups(rows as u64))?;
     Ok(thresholds)
 }

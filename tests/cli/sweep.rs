@@ -1,0 +1,89 @@
+//! `sweep` at tiny sizes: what it prints and writes, and that its results hold. No time is judged.
+
+use serde_json::Value;
+
+use crate::support::{Folder, wgkv};
+
+const TINY: [&str; 10] =
+    ["sweep", "--tokens", "64,130", "--heads", "2", "--dim", "16", "--repeats", "1", "--warmup=0"];
+
+fn lines(args: &[&str]) -> Vec<Value> {
+    let mut line = TINY.to_vec();
+    line.extend(args);
+    line.push("--json");
+    let run = wgkv(&line);
+    assert_eq!(run.code, 0, "{line:?}: {}", run.stderr);
+    assert!(!run.stderr.contains('\u{1b}'), "{}", run.stderr);
+    run.stdout.lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect()
+}
+
+#[test]
+fn every_method_is_timed_and_checked_on_a_gpu() {
+    let found = lines(&[
+        "--adaptive",
+        "--bits",
+        "1,2",
+        "--group",
+        "1,4",
+        "--stages",
+        "--methods",
+        "score,select,compact,keep,evict,encode,attend-raw,attend-packed",
+    ]);
+    // 3 + 2 x 2 selections, 2 rates to encode, 2 groups raw, 4 packed; twice.
+    assert_eq!(found.len(), 2 * 15);
+    for line in &found {
+        let on_gpu = line["device"] != "cpu";
+        assert!(line["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{line}");
+        assert!(line["operations"].as_u64().is_some_and(|count| count > 0), "{line}");
+        assert!(line["median_ms"].as_f64().is_some_and(|time| time > 0.0), "{line}");
+        assert!(line["of_copy"].as_f64().is_some_and(|share| share > 0.0), "{line}");
+        assert_eq!(line["error"].is_number(), on_gpu, "{line}");
+        assert_eq!(line["stages"].is_array(), on_gpu, "{line}");
+    }
+}
+
+#[test]
+fn the_cpu_path_is_timed_too() {
+    let found = lines(&["--backend", "cpu"]);
+    assert_eq!(found.len(), 2 * 7);
+    assert!(found.iter().all(|line| line["device"] == "cpu" && line["clock"] == "wall"));
+}
+
+#[test]
+fn a_table_without_colours_and_files_with_plots() {
+    let folder = Folder::new();
+    let out = folder.path("report");
+    let mut line: Vec<std::ffi::OsString> = TINY.iter().map(Into::into).collect();
+    line.extend(["--backend", "cpu", "--methods", "score,encode", "-o"].map(Into::into));
+    line.push(out.clone().into());
+    let run = wgkv(&line);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(!run.stdout.contains('\u{1b}') && run.stdout.contains("GB/s"), "{}", run.stdout);
+    assert_eq!(run.stdout.lines().count(), 5, "{}", run.stdout);
+    let read = |name: &str| std::fs::read_to_string(out.join(name)).expect(name);
+    assert_eq!(read("sweep.jsonl").lines().count(), 4);
+    let csv = read("sweep.csv");
+    let columns = |line: &str| line.split(',').count();
+    assert_eq!(csv.lines().count(), 5);
+    assert!(csv.lines().all(|line| columns(line) == columns(csv.lines().next().unwrap_or(""))));
+    for name in ["time.svg", "bytes.svg", "roofline.svg"] {
+        let svg = read(name);
+        assert!(svg.starts_with("<svg") && svg.contains("score"), "{name}");
+    }
+}
+
+#[test]
+fn what_no_sweep_can_mean_is_refused() {
+    for (args, word) in [
+        (["--tokens", "0"], "--tokens"),
+        (["--repeats", "0"], "nothing to time"),
+        (["--keep", "1.5"], "--keep"),
+        (["--bits", "9"], "--bits"),
+        (["--dim", "13"], "--dim"),
+        (["--batch", "400000000000"], "4294967296"),
+    ] {
+        let run = wgkv(["sweep", "--backend", "cpu", args[0], args[1]]);
+        assert_eq!(run.code, 2, "{args:?}: {}", run.stderr);
+        assert!(run.stderr.contains(word), "{args:?}: {}", run.stderr);
+    }
+}

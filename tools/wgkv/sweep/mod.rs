@@ -1,0 +1,467 @@
+//! `sweep`: how long the methods take over a range of shapes, and how near that is to a copy's pace.
+
+mod case;
+mod data;
+mod device;
+mod plot;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use indicatif::ProgressBar;
+use serde_json::{Map, Value, json};
+use wgkv::gpu::Span;
+use wgkv::layout::{Bits, PageLayout, Profile as Scheme};
+
+use crate::args::{Common, Profile};
+use crate::engine::{Engine, Gpu};
+use crate::file::Fail;
+use crate::report::{print, progress, table};
+pub use case::Method;
+use case::{Case, Shape};
+use data::Data;
+use device::{Copy, Loaded};
+
+#[derive(Args, Debug)]
+pub struct SweepArgs {
+    /// What to time
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "score,select,compact,evict,encode,attend-raw,attend-packed"
+    )]
+    pub methods: Vec<Method>,
+    /// Sequences
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    pub batch: Vec<usize>,
+    /// KV heads of a sequence
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8")]
+    pub heads: Vec<usize>,
+    /// Query heads a KV head (attention)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    pub group: Vec<usize>,
+    /// Channels
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "128")]
+    pub dim: Vec<usize>,
+    /// Tokens of a row
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1024,4096")]
+    pub tokens: Vec<usize>,
+    /// Tokens that are packed together
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64")]
+    pub chunk: Vec<usize>,
+    /// Code bits per value
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2")]
+    pub bits: Vec<u32>,
+    /// Form of the codes
+    #[arg(long, value_enum, default_value = "compat")]
+    pub profile: Profile,
+    /// Fraction of the tokens that stays
+    #[arg(long, value_name = "R", default_value_t = 0.25)]
+    pub keep: f64,
+    /// Time eviction with budgets shared out by score too
+    #[arg(long)]
+    pub adaptive: bool,
+    /// Timed runs of each case; the median counts
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub repeats: usize,
+    /// Runs before them
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub warmup: usize,
+    /// Compare results with the CPU path up to so many elements of keys
+    #[arg(long, value_name = "N", default_value_t = 1 << 24)]
+    pub check: usize,
+    /// Time every kernel of a case on its own too
+    #[arg(long)]
+    pub stages: bool,
+    /// Folder for sweep.jsonl, sweep.csv, time.svg, bytes.svg and roofline.svg
+    #[arg(short, long, value_name = "FOLDER")]
+    pub output: Option<PathBuf>,
+}
+
+/// One line of the report; times in seconds, paces in bytes a second.
+pub struct Line {
+    case: Case,
+    median: f64,
+    least: f64,
+    most: f64,
+    clock: &'static str,
+    copy: f64,
+    dispatches: Option<u64>,
+    /// Distance from the answer of the CPU path, and the distance allowed.
+    checked: Option<(f64, f64)>,
+    stages: Vec<(&'static str, f64)>,
+}
+
+impl Line {
+    fn fields(&self) -> Vec<(&'static str, Value)> {
+        let pace = self.case.bytes() as f64 / self.median;
+        let mut fields = self.case.fields();
+        fields.extend([
+            ("bytes", json!(self.case.bytes())),
+            ("operations", json!(self.case.operations())),
+            ("median_ms", json!(self.median * 1e3)),
+            ("least_ms", json!(self.least * 1e3)),
+            ("most_ms", json!(self.most * 1e3)),
+            ("clock", json!(self.clock)),
+            ("gb_per_s", json!(pace / 1e9)),
+            ("copy_gb_per_s", json!(self.copy / 1e9)),
+            ("of_copy", json!(pace / self.copy)),
+            ("dispatches", json!(self.dispatches)),
+            ("error", json!(self.checked.map(|checked| checked.0))),
+        ]);
+        fields
+    }
+
+    fn json(&self, engine: &str) -> Value {
+        let mut object = Map::new();
+        object.insert("device".into(), json!(engine));
+        object.extend(self.fields().into_iter().map(|(name, value)| (name.into(), value)));
+        if !self.stages.is_empty() {
+            let stages =
+                self.stages.iter().map(|(name, time)| json!({"name": name, "ms": time * 1e3}));
+            object.insert("stages".into(), stages.collect());
+        }
+        Value::Object(object)
+    }
+}
+
+/// Refuses what no sweep can mean.
+fn check(args: &SweepArgs) -> Result<(), Fail> {
+    let lists = [
+        ("--batch", &args.batch),
+        ("--heads", &args.heads),
+        ("--group", &args.group),
+        ("--dim", &args.dim),
+        ("--tokens", &args.tokens),
+        ("--chunk", &args.chunk),
+    ];
+    for (name, list) in lists {
+        if list.is_empty() || list.contains(&0) {
+            return Err(Fail::input(format!("{name}: numbers from 1 on")));
+        }
+    }
+    if args.repeats == 0 || args.methods.is_empty() || args.bits.is_empty() {
+        return Err(Fail::input("nothing to time"));
+    }
+    if !(args.keep > 0.0 && args.keep <= 1.0) {
+        return Err(Fail::input("--keep: above 0 and at most 1"));
+    }
+    Ok(())
+}
+
+/// The cases of a shape.
+fn cases(args: &SweepArgs, shape: Shape) -> Result<Vec<Case>, Fail> {
+    let scheme = match args.profile {
+        Profile::Compat => Scheme::Compat,
+        Profile::Tuned => Scheme::Tuned,
+        Profile::Paper => Scheme::Paper,
+    };
+    let mut layouts = Vec::new();
+    for &bits in &args.bits {
+        for &chunk in &args.chunk {
+            let scheme = scheme.scheme(Bits::new("--bits", bits)?);
+            layouts.push(PageLayout::with("--dim", shape.dim, scheme, chunk)?);
+        }
+    }
+    let plain = Case {
+        method: Method::Score,
+        shape,
+        group: None,
+        layout: None,
+        adaptive: None,
+        kept: None,
+    };
+    let kept = ((shape.tokens as f64 * args.keep) as usize).max(1);
+    let mut cases = Vec::new();
+    for &method in &args.methods {
+        let case = Case { method, ..plain.clone() };
+        match method {
+            Method::Score => cases.push(case),
+            Method::Select | Method::Compact => cases.push(Case { kept: Some(kept), ..case }),
+            Method::Keep | Method::Evict => {
+                for adaptive in [false, true] {
+                    if !adaptive || args.adaptive {
+                        let adaptive = Some(adaptive);
+                        cases.push(Case { kept: Some(kept), adaptive, ..case.clone() });
+                    }
+                }
+            }
+            Method::Encode => cases.extend(
+                layouts.iter().map(|&layout| Case { layout: Some(layout), ..case.clone() }),
+            ),
+            Method::AttendRaw => cases.extend(
+                args.group.iter().map(|&group| Case { group: Some(group), ..case.clone() }),
+            ),
+            Method::AttendPacked => {
+                for &layout in &layouts {
+                    for &group in &args.group {
+                        let (group, layout) = (Some(group), Some(layout));
+                        cases.push(Case { group, layout, ..case.clone() });
+                    }
+                }
+            }
+        }
+    }
+    cases.retain(|case| case.layout.is_none_or(|layout| shape.tokens >= layout.chunk()));
+    Ok(cases)
+}
+
+/// Least, median and most.
+fn spread(mut times: Vec<f64>) -> [f64; 3] {
+    times.sort_by(f64::total_cmp);
+    let at = |index: usize| times.get(index).copied().unwrap_or(f64::NAN);
+    [at(0), at(times.len() / 2), at(times.len().saturating_sub(1))]
+}
+
+/// Runs something that measures itself if it can; seconds, by the GPU's clock or the host's.
+fn clocked(run: impl FnOnce() -> Result<Vec<Span>, Fail>) -> Result<(f64, &'static str), Fail> {
+    let start = Instant::now();
+    let spans = run()?;
+    let wall = start.elapsed().as_secs_f64();
+    let times: Option<Vec<f64>> = spans.iter().map(|span| span.nanoseconds).collect();
+    Ok(match times {
+        Some(times) if !times.is_empty() => (times.iter().sum::<f64>() / 1e9, "gpu"),
+        _ => (wall, "wall"),
+    })
+}
+
+fn on_gpu(
+    gpu: &Gpu,
+    args: &SweepArgs,
+    data: &Data,
+    cases: Vec<Case>,
+    bar: &ProgressBar,
+) -> Result<Vec<Line>, Fail> {
+    let scored =
+        |case: &Case| matches!(case.method, Method::Select | Method::Compact | Method::Keep);
+    let loaded = Loaded::new(gpu, data, cases.iter().any(scored))?;
+    let copy = Copy::new(gpu)?;
+    let prepared =
+        cases.iter().map(|case| loaded.prepare(data, case)).collect::<Result<Vec<_>, _>>()?;
+    let mut times = vec![Vec::new(); cases.len() + 1];
+    let mut counts = vec![0; cases.len()];
+    let mut clock = "gpu";
+    // All cases take turns, so that a clock that moves moves them together.
+    for round in 0..args.warmup + args.repeats {
+        let (time, from) = clocked(|| copy.time())?;
+        let mut found = vec![(time, from)];
+        for (index, (case, prepared)) in cases.iter().zip(&prepared).enumerate() {
+            found.push(clocked(|| {
+                let (spans, count) = loaded.time(case, prepared, false)?;
+                counts[index] = count;
+                Ok(spans)
+            })?);
+        }
+        if round >= args.warmup {
+            for (times, (time, from)) in times.iter_mut().zip(found) {
+                times.push(time);
+                clock = if from == "wall" { "wall" } else { clock };
+            }
+        }
+        bar.inc(1);
+    }
+    let mut times = times.into_iter().map(spread);
+    let [_, pace, _] = times.next().unwrap_or([f64::NAN; 3]);
+    let pace = copy.bytes() as f64 / pace;
+    let mut lines = Vec::new();
+    for (((case, prepared), [least, median, most]), count) in
+        cases.into_iter().zip(&prepared).zip(times).zip(counts)
+    {
+        let mut stages: Vec<(&'static str, Vec<f64>)> = Vec::new();
+        for _ in 0..if args.stages { args.repeats } else { 0 } {
+            let spans = loaded.time(&case, prepared, true)?.0;
+            for (index, span) in spans.iter().enumerate() {
+                if stages.len() <= index {
+                    stages.push((span.label, Vec::new()));
+                }
+                stages[index].1.push(span.nanoseconds.unwrap_or(f64::NAN) / 1e9);
+            }
+        }
+        let checked = if case.shape.elements() <= args.check {
+            let got = loaded.answer(&case, prepared)?;
+            let mut before = data::before(data, &case)?;
+            if let (data::Before::Scores(scores), Some(on_gpu)) =
+                (&mut before, loaded.scores_back()?)
+            {
+                *scores = on_gpu;
+            }
+            let want = data::run(data, &case, &before)?;
+            Some(data::apart(&case, &got, &want))
+        } else {
+            None
+        };
+        lines.push(Line {
+            case,
+            median,
+            least,
+            most,
+            clock,
+            copy: pace,
+            dispatches: Some(count),
+            checked,
+            stages: stages.into_iter().map(|(name, times)| (name, spread(times)[1])).collect(),
+        });
+        bar.inc(1);
+    }
+    Ok(lines)
+}
+
+fn on_cpu(
+    args: &SweepArgs,
+    data: &Data,
+    cases: Vec<Case>,
+    bar: &ProgressBar,
+) -> Result<Vec<Line>, Fail> {
+    let mut lines = Vec::new();
+    let mut to = vec![half::f16::ZERO; data.keys.len()];
+    for case in cases {
+        let before = data::before(data, &case)?;
+        let mut times = [Vec::new(), Vec::new()];
+        for round in 0..args.warmup + args.repeats {
+            let start = Instant::now();
+            to.copy_from_slice(std::hint::black_box(&data.keys));
+            std::hint::black_box(&to);
+            let copied = start.elapsed().as_secs_f64();
+            let start = Instant::now();
+            std::hint::black_box(data::run(data, &case, &before)?);
+            let ran = start.elapsed().as_secs_f64();
+            if round >= args.warmup {
+                times[0].push(copied);
+                times[1].push(ran);
+            }
+        }
+        let [copied, ran] = times.map(spread);
+        lines.push(Line {
+            case,
+            median: ran[1],
+            least: ran[0],
+            most: ran[2],
+            clock: "wall",
+            copy: 4.0 * data.keys.len() as f64 / copied[1],
+            dispatches: None,
+            checked: None,
+            stages: Vec::new(),
+        });
+        bar.inc(1);
+    }
+    Ok(lines)
+}
+
+/// `sweep`.
+pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
+    check(args)?;
+    let mut shapes = Vec::new();
+    for &batch in &args.batch {
+        for &heads in &args.heads {
+            for &dim in &args.dim {
+                for &tokens in &args.tokens {
+                    let shape = Shape { batch, heads, dim, tokens };
+                    let size = [heads, dim, tokens]
+                        .iter()
+                        .try_fold(batch, |product, &n| product.checked_mul(n));
+                    // Kernels index elements with 32 bits.
+                    if size.is_none_or(|size| u32::try_from(size).is_err()) {
+                        return Err(Fail::input("a shape of 4294967296 elements or more"));
+                    }
+                    shapes.push((shape, cases(args, shape)?));
+                }
+            }
+        }
+    }
+    if let Some(folder) = &args.output {
+        std::fs::create_dir_all(folder)
+            .map_err(|e| Fail::input(format!("{}: {e}", folder.display())))?;
+    }
+    let engine = Engine::open(common)?;
+    let rounds = match &engine {
+        Engine::Gpu(_) => args.warmup + args.repeats,
+        Engine::Cpu => 0,
+    };
+    let steps = shapes.iter().map(|(_, cases)| rounds + cases.len()).sum();
+    let bar = progress(steps, "timing");
+    let mut lines = Vec::new();
+    for (shape, cases) in shapes {
+        let data = Data::new(shape);
+        lines.extend(match &engine {
+            Engine::Gpu(gpu) => on_gpu(gpu, args, &data, cases, &bar)?,
+            Engine::Cpu => on_cpu(args, &data, cases, &bar)?,
+        });
+    }
+    bar.finish_and_clear();
+    report(&lines, &engine.name(), common)?;
+    if let Some(folder) = &args.output {
+        save(folder, &lines, &engine.name())?;
+    }
+    for line in &lines {
+        if let Some((error, allowed)) = line.checked
+            && error > allowed
+        {
+            let name = line.case.curve();
+            let tokens = line.case.shape.tokens;
+            let message = format!(
+                "{name}, {tokens} tokens: {error:.1e} from the CPU path, {allowed:.1e} allowed"
+            );
+            return Err(Fail { code: 1, message, limit: false });
+        }
+    }
+    Ok(())
+}
+
+/// Prints JSON lines or a table.
+fn report(lines: &[Line], engine: &str, common: &Common) -> Result<(), Fail> {
+    if common.json {
+        return lines.iter().try_for_each(|line| print(&line.json(engine).to_string()));
+    }
+    let head = ["case", "tokens", "MiB", "ms", "least", "GB/s", "of copy", "error"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for line in lines {
+        let bytes = line.case.bytes() as f64;
+        rows.push(vec![
+            line.case.curve(),
+            line.case.shape.tokens.to_string(),
+            format!("{:.1}", bytes / f64::from(1 << 20)),
+            format!("{:.4}", line.median * 1e3),
+            format!("{:.4}", line.least * 1e3),
+            format!("{:.1}", bytes / line.median / 1e9),
+            format!("{:.3}", bytes / line.median / line.copy),
+            line.checked.map_or_else(|| "-".into(), |checked| format!("{:.1e}", checked.0)),
+        ]);
+        for (name, time) in &line.stages {
+            let ms = format!("{:.4}", time * 1e3);
+            rows.push(vec![format!("  {name}"), String::new(), String::new(), ms]);
+        }
+    }
+    table(&rows).iter().try_for_each(|line| print(line))
+}
+
+/// Writes the report's files.
+fn save(folder: &Path, lines: &[Line], engine: &str) -> Result<(), Fail> {
+    let write = |name: &str, text: String| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(|e| Fail::input(format!("{}: {e}", path.display())))
+    };
+    let objects: Vec<String> = lines.iter().map(|line| line.json(engine).to_string()).collect();
+    write("sweep.jsonl", objects.join("\n") + "\n")?;
+    let mut csv = Vec::new();
+    for line in lines {
+        let fields = line.fields();
+        if csv.is_empty() {
+            csv.push(fields.iter().map(|(name, _)| (*name).into()).collect::<Vec<String>>());
+        }
+        csv.push(
+            fields
+                .iter()
+                .map(|(_, value)| match value {
+                    Value::Null => String::new(),
+                    Value::String(text) => text.clone(),
+                    other => other.to_string(),
+                })
+                .collect(),
+        );
+    }
+    let csv: Vec<String> = csv.iter().map(|fields| fields.join(",")).collect();
+    write("sweep.csv", csv.join("\n") + "\n")?;
+    plot::plots(folder, lines)
+}
