@@ -479,7 +479,12 @@ pub fn check(
             Length::Norm if cc > 0.0 => second * (yy / cc).sqrt().min(longest),
             _ => 0.0,
         });
-        noise.push(error);
+        // A quotient by y.c passes the rounding of both on by as much as y and c differ in direction.
+        let apart = match rules.length {
+            Length::Unbiased if yc > 0.0 => (yy * cc).sqrt() / yc,
+            _ => 1.0,
+        };
+        noise.push(error * apart);
     }
     if rules.form == Form::Four {
         let (low, high) = scale_ends(&scales);

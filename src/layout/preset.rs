@@ -90,7 +90,8 @@ impl Preset {
     /// As [`Self::layouts`].
     pub fn bits_per_element(&self, head_dim_k: usize, head_dim_v: usize) -> Result<f64> {
         let [keys, values] = self.layouts(head_dim_k, head_dim_v)?;
-        Ok(crate::nsnquant::assigned_avg_bits(&keys, &values, self.chunk))
+        let bits = |page: &PageLayout| 8.0 * page.data_bytes() as f64 / page.chunk() as f64;
+        Ok((bits(&keys) + bits(&values)) / (head_dim_k + head_dim_v) as f64)
     }
 }
 

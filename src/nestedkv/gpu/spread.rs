@@ -13,6 +13,9 @@ use crate::primitives::gpu::{check_words, size};
 const SPAN: usize = 4096;
 /// Bins of a count.
 const BINS: u64 = 2048;
+/// Lines that have bins at once, 96 MiB of them; a multiple of 64, so that the parts of all buffers start
+/// where every device can bind them.
+const LINES: usize = 4096;
 
 /// Bins of all scores.
 static COUNT: Kernel = Kernel {
@@ -92,29 +95,48 @@ pub fn record(
     check_words("extremes", extremes.size, lines.saturating_mul(2))?;
     let context = rec.context();
     let spreads = context.create("spreads", u64::from(count) * 16)?;
+    let held = lines.min(LINES);
     // New buffers hold zeros.
-    let counts = context.create("bins", u64::from(count) * BINS * 4)?;
-    let finer = context.create("finer bins", u64::from(count) * BINS * 8)?;
-    let beyond = context.create("beyond", u64::from(count) * 16)?;
+    let counts = context.create("bins", held as u64 * BINS * 4)?;
+    let finer = context.create("finer bins", held as u64 * BINS * 8)?;
+    let beyond = context.create("beyond", held as u64 * 16)?;
     let parts = tokens.div_ceil(SPAN).max(1);
     let by_parts = Magic::of(parts);
-    let params = SpreadParams {
-        lines: count,
-        tokens: size("tokens", tokens)?,
-        group: group_size(tokens) as u32,
-        flat: FLAT_SPAN,
-        parts: parts as u32,
-        parts_multiplier: by_parts.multiplier,
-        parts_shift1: by_parts.shift1,
-        parts_shift2: by_parts.shift2,
-    };
     let plain = Variant::default();
     let [counts, finer, beyond] = [&counts, &finer, &beyond].map(Slice::all);
-    let groups = Groups((lines * parts) as u64);
-    rec.dispatch(&COUNT, &plain, &params, &[scales, extremes, counts], groups)?;
-    let slices = [scales, extremes, counts, finer, beyond];
-    rec.dispatch(&REFINE, &plain, &params, &slices, groups)?;
-    let slices = [extremes, counts, finer, beyond, Slice::all(&spreads)];
-    rec.dispatch(&SPREAD, &plain, &params, &slices, Groups(lines as u64))?;
+    for first in (0..lines).step_by(LINES) {
+        let own = LINES.min(lines - first);
+        let (scales, extremes) = (part(scales, first, own, tokens), part(extremes, first, own, 2));
+        if first > 0 {
+            for used in [counts, finer, beyond] {
+                rec.clear(used)?;
+            }
+        }
+        let params = SpreadParams {
+            lines: own as u32,
+            tokens: size("tokens", tokens)?,
+            group: group_size(tokens) as u32,
+            flat: FLAT_SPAN,
+            parts: parts as u32,
+            parts_multiplier: by_parts.multiplier,
+            parts_shift1: by_parts.shift1,
+            parts_shift2: by_parts.shift2,
+        };
+        let groups = Groups((own * parts) as u64);
+        rec.dispatch(&COUNT, &plain, &params, &[scales, extremes, counts], groups)?;
+        let slices = [scales, extremes, counts, finer, beyond];
+        rec.dispatch(&REFINE, &plain, &params, &slices, groups)?;
+        let slices = [extremes, counts, finer, beyond, part(Slice::all(&spreads), first, own, 4)];
+        rec.dispatch(&SPREAD, &plain, &params, &slices, Groups(own as u64))?;
+    }
     Ok(spreads)
+}
+
+/// The words of `count` lines from `first` on, of which each has so many.
+fn part(slice: Slice<'_>, first: usize, count: usize, words: usize) -> Slice<'_> {
+    Slice {
+        buffer: slice.buffer,
+        offset: slice.offset + (first * words * 4) as u64,
+        size: (count * words * 4) as u64,
+    }
 }

@@ -68,6 +68,29 @@ pub(crate) struct Counted {
     pub bins: wgpu::Buffer,
 }
 
+/// Rows that have bins at once, 32 MiB of them a step; a multiple of 64, so that the parts of all buffers
+/// start where every device can bind them.
+const ROWS: usize = 4096;
+
+/// States and bins of all steps.
+struct Scratch {
+    states: wgpu::Buffer,
+    steps: [wgpu::Buffer; 3],
+}
+
+impl Scratch {
+    /// Of so many lines, all zeros, as new buffers are.
+    fn new(rec: &Recorder<'_>, lines: u64) -> Result<Self> {
+        let states = rec.context().create("select states", lines * 3 * 16)?;
+        let make = || rec.context().create("select bins", lines * 2048 * 4);
+        Ok(Self { states, steps: [make()?, make()?, make()?] })
+    }
+
+    fn clear(&self, rec: &mut Recorder<'_>) -> Result<()> {
+        self.steps.iter().chain([&self.states]).try_for_each(|used| rec.clear(Slice::all(used)))
+    }
+}
+
 /// Records the three counts for the rank that `ranks` has for every line: a row, or, with thresholds of
 /// what is taken already, the `heads` rows of a sequence.
 pub(crate) fn count(
@@ -76,13 +99,25 @@ pub(crate) fn count(
     ranks: Slice<'_>,
     compete: Option<(Slice<'_>, usize)>,
 ) -> Result<Counted> {
-    let Ragged { scores, starts, rows, longest, sinks } = *rows;
     let heads = compete.map_or(1, |(_, heads)| heads);
-    let lines = u64::from(size("rows", rows)?) / heads as u64;
-    let states = rec.context().create("select states", lines * 3 * 16)?;
-    // New buffers hold zeros.
-    let make = || rec.context().create("select bins", lines * 2048 * 4);
-    let steps = [make()?, make()?, make()?];
+    let lines = u64::from(size("rows", rows.rows)?) / heads as u64;
+    let scratch = Scratch::new(rec, lines)?;
+    count_into(rec, rows, ranks, compete, &scratch)?;
+    let Scratch { states, steps: [_, _, bins] } = scratch;
+    Ok(Counted { states, bins })
+}
+
+/// As [`count`], into scratch that holds zeros.
+fn count_into(
+    rec: &mut Recorder<'_>,
+    rows: &Ragged<'_>,
+    ranks: Slice<'_>,
+    compete: Option<(Slice<'_>, usize)>,
+    scratch: &Scratch,
+) -> Result<()> {
+    let Ragged { scores, starts, rows, longest, sinks } = *rows;
+    let Scratch { states, steps } = scratch;
+    let heads = compete.map_or(1, |(_, heads)| heads);
     let parts = longest.div_ceil(SPAN).max(1);
     let (by_heads, by_parts) = (Magic::of(heads), Magic::of(parts));
     // Where no rows compete, thresholds are bound but not read.
@@ -107,12 +142,11 @@ pub(crate) fn count(
         // The first step has none before it.
         let earlier = Slice::all(&steps[(step as usize + 2) % 3]);
         let bins = Slice::all(&steps[step as usize]);
-        let slices = [scores, starts, ranks, sure, Slice::all(&states), earlier, bins];
+        let slices = [scores, starts, ranks, sure, Slice::all(states), earlier, bins];
         let groups = Groups(rows as u64 * parts as u64);
         rec.dispatch(&COUNT, &Variant::default(), &params, &slices, groups)?;
     }
-    let [_, _, bins] = steps;
-    Ok(Counted { states, bins })
+    Ok(())
 }
 
 /// Records the thresholds of the `counts[row]` highest scores of rows that lie one after another, row
@@ -135,11 +169,30 @@ pub fn record(
 ) -> Result<wgpu::Buffer> {
     check_words("starts", starts.size, rows.saturating_add(1))?;
     check_words("counts", counts.size, rows)?;
-    let ragged = Ragged { scores, starts, rows, longest, sinks };
-    let Counted { states, bins } = count(rec, &ragged, counts, None)?;
-    let params = SelectParams { rows: size("rows", rows)?, longest: size("longest", longest)? };
-    let thresholds = rec.context().create("thresholds", rows as u64 * 16)?;
-    let slices = [starts, counts, Slice::all(&states), Slice::all(&bins), Slice::all(&thresholds)];
-    rec.dispatch(&SELECT, &Variant::default(), &params, &slices, Groups(rows as u64))?;
+    let longest_of = size("longest", longest)?;
+    let thresholds = rec.context().create("thresholds", u64::from(size("rows", rows)?) * 16)?;
+    let scratch = Scratch::new(rec, rows.min(ROWS) as u64)?;
+    for first in (0..rows).step_by(ROWS) {
+        let own = ROWS.min(rows - first);
+        if first > 0 {
+            scratch.clear(rec)?;
+        }
+        let starts = part(starts, first, own + 1);
+        let counts = part(counts, first, own);
+        let ragged = Ragged { scores, starts, rows: own, longest, sinks };
+        count_into(rec, &ragged, counts, None, &scratch)?;
+        let params = SelectParams { rows: own as u32, longest: longest_of };
+        let states = Slice::all(&scratch.states);
+        let bins = Slice::all(&scratch.steps[2]);
+        let answers = part(Slice::all(&thresholds), 4 * first, 4 * own);
+        let slices = [starts, counts, states, bins, answers];
+        rec.dispatch(&SELECT, &Variant::default(), &params, &slices, Groups(own as u64))?;
+    }
     Ok(thresholds)
+}
+
+/// So many words from one on.
+fn part(slice: Slice<'_>, first: usize, words: usize) -> Slice<'_> {
+    let (offset, size) = (slice.offset + 4 * first as u64, 4 * words as u64);
+    Slice { buffer: slice.buffer, offset, size }
 }
