@@ -23,6 +23,7 @@ fn config() -> CacheConfig {
         profile: wgkv::layout::Profile::Compat,
         key_scale: false,
         rope: None,
+        signs: None,
         rows: HEADS,
         head_dim_k: HEAD_DIM,
         head_dim_v: HEAD_DIM,

@@ -93,6 +93,7 @@ fn main() {
         key_scale: false,
         profile: wgkv::layout::Profile::Compat,
         rope: None,
+        signs: None,
         layers: sizes.layers,
         heads: HEADS,
         head_dim_k: HEAD_DIM,

@@ -362,6 +362,7 @@ fn rows_beyond_any_budget_are_refused_without_lists_of_them() {
         key_scale: false,
         profile: wgkv::layout::Profile::Compat,
         rope: None,
+        signs: None,
         layers: 80,
         heads: 1,
         head_dim_k: 8,

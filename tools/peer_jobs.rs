@@ -44,6 +44,7 @@ fn cache() -> wgkv::Result<LayerCache> {
         profile: wgkv::layout::Profile::Compat,
         key_scale: false,
         rope: None,
+        signs: None,
         rows: HEADS,
         head_dim_k: DIM,
         head_dim_v: DIM,

@@ -36,6 +36,10 @@ pub struct CacheConfig {
     /// ([`Codec::with_rope`](crate::nsnquant::Codec::with_rope)); the position of a token is its place
     /// in its row. `None` packs keys as they come.
     pub rope: Option<Rope>,
+    /// Seed of the signs that the channels of keys and of values get before they are transformed
+    /// ([`Scheme::signs`](crate::layout::Scheme::signs)), one seed for both; `None` for no signs, as
+    /// presets have it: once means are in the Hadamard domain no gain from them was measured.
+    pub signs: Option<u32>,
     /// Tokens of a chunk (the paper's residual length; 64, and 128 advised at 1 bit).
     pub chunk: usize,
     /// First tokens of a row, raw for good.
@@ -73,6 +77,7 @@ impl CacheConfig {
             profile: preset.profile,
             key_scale: preset.key_scale,
             rope: None,
+            signs: None,
             chunk: preset.chunk,
             sinks: preset.sinks,
             recent: preset.recent,
@@ -91,9 +96,10 @@ impl CacheConfig {
         let codec = |argument, head_dim, scheme| {
             Codec::with(argument, head_dim, scheme, self.chunk, self.codebook.clone())
         };
-        let keys = codec("head_dim_k", self.head_dim_k, self.profile.key_scheme(self.k_bits))?;
+        let [keys, values] = self.profile.schemes(self.k_bits, self.v_bits, self.signs);
+        let keys = codec("head_dim_k", self.head_dim_k, keys)?;
         let keys = keys.with_rope(self.rope.clone())?;
-        let values = codec("head_dim_v", self.head_dim_v, self.profile.scheme(self.v_bits))?;
+        let values = codec("head_dim_v", self.head_dim_v, values)?;
         Ok((frontier, [keys, values]))
     }
 

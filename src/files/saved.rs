@@ -23,7 +23,7 @@
 //! books of keys and values, or `none` where nothing is packed), `key_scale` = `yes` where packed keys
 //! are under key scales, which lie in the sink pages, where keys have a rotary embedding that packed
 //! pages take off `rope` (its pairing, then each inverse frequency as the 8 hexadecimal digits of an
-//! f32), and `checksum`: XXH3-128 of the whole file, in which the 32 digits
+//! f32), where channels get signs their seed `signs`, in decimal, and `checksum`: XXH3-128 of the whole file, in which the 32 digits
 //! of the checksum itself count as `0`.
 //!
 //! Rows of a page that no sequence of the file holds are written as zeros: what other sequences left
@@ -55,6 +55,8 @@ const CHECKSUM: &str = "checksum";
 const ROPE: &str = "rope";
 const NO_ROPE: &str = "none";
 const KEY_SCALE: &str = "key_scale";
+const SIGNS: &str = "signs";
+const NO_SIGNS: &str = "none";
 const NO_CHECKSUM: &str = "00000000000000000000000000000000";
 
 /// Sequences on their way from a pool into a file or from a file into a pool: the tables and the
@@ -70,7 +72,7 @@ pub struct Saved<'a> {
 }
 
 /// What a pool must have in common with a file, as the metadata say it.
-fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 13] {
+fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String); 14] {
     let bits = |bits: Option<Bits>| bits.map_or("none".into(), |bits| bits.get().to_string());
     let codebook = match config.bits {
         Some((keys, values)) => {
@@ -84,6 +86,7 @@ fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String)
         }
         None => "none".into(),
     };
+    let signs = config.signs.filter(|_| config.bits.is_some());
     [
         ("layers", config.layers.to_string()),
         ("heads", config.heads.to_string()),
@@ -98,6 +101,7 @@ fn shape_of(config: &PoolConfig, codebook: &Codebook) -> [(&'static str, String)
         ("codebook", codebook),
         (KEY_SCALE, if config.key_scale && config.bits.is_some() { "yes" } else { "no" }.into()),
         (ROPE, rope_text(config)),
+        (SIGNS, signs.map_or(NO_SIGNS.into(), |seed| seed.to_string())),
     ]
 }
 
@@ -110,10 +114,12 @@ fn rope_text(config: &PoolConfig) -> String {
     digits.fold(rope.pairing().name().to_owned(), |text, digits| text + &digits)
 }
 
-/// The metadata of a shape: that there are no key scales or no embedding is not said.
-fn metadata(shape: [(&'static str, String); 13]) -> BTreeMap<String, String> {
-    let silent =
-        |key: &str, value: &str| [(KEY_SCALE, "no"), (ROPE, NO_ROPE)].contains(&(key, value));
+/// The metadata of a shape: that there are no key scales, no embedding or no signs is
+/// not said.
+fn metadata(shape: [(&'static str, String); 14]) -> BTreeMap<String, String> {
+    let silent = |key: &str, value: &str| {
+        [(KEY_SCALE, "no"), (ROPE, NO_ROPE), (SIGNS, NO_SIGNS)].contains(&(key, value))
+    };
     let told = shape.into_iter().filter(|(key, value)| !silent(key, value));
     told.map(|(key, value)| (key.to_owned(), value)).collect()
 }
@@ -414,6 +420,12 @@ fn check_shape(header: &Header, shape: &[(&'static str, String)]) -> Result<()> 
             None if *key == KEY_SCALE => {
                 if expected != "no" {
                     return Err(refuse(format!("the file has no {KEY_SCALE}, the pool has one")));
+                }
+            }
+            None if *key == SIGNS => {
+                if expected != NO_SIGNS {
+                    let reason = format!("the file has no {SIGNS}, the pool has {expected}");
+                    return Err(refuse(reason));
                 }
             }
             Some(got) => {

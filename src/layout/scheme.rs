@@ -87,6 +87,14 @@ impl Profile {
         scheme
     }
 
+    /// The schemes of keys and of values at these rates, whose channels get signs of one seed, if any.
+    pub const fn schemes(self, keys: Bits, values: Bits, signs: Option<u32>) -> [Scheme; 2] {
+        let mut schemes = [self.key_scheme(keys), self.scheme(values)];
+        schemes[0].signs = signs;
+        schemes[1].signs = signs;
+        schemes
+    }
+
     /// The scheme of a profile at a rate, for values; keys have [`Self::key_scheme`]. No page has
     /// rates above 2 bits in [`Self::Compat`] and [`Self::Paper`].
     pub const fn scheme(self, bits: Bits) -> Scheme {

@@ -407,6 +407,46 @@ fn key_scales_are_carried_and_looked_at() {
 }
 
 #[test]
+fn seeds_of_signs_are_carried_and_looked_at() {
+    let base = crate::pool_trials::config();
+    let saved = |config: &PoolConfig| {
+        let mut cache = cpu::PagedCache::new(config.clone(), Codebook::builtin()).unwrap();
+        let sequence = cache.begin();
+        let width = config.heads * 40 * config.head_dim_k;
+        let rows: Vec<f32> = (0..width).map(|i| (i as f32 * 0.37).sin()).collect();
+        let parts = [Part { sequence, tokens: 40 }];
+        let step = cache.step(&Operation::Append { parts: &parts, flush: true }).unwrap();
+        for layer in 0..config.layers {
+            let [keys, values] = [Elements::F32(&rows); 2];
+            cache.apply(&step, layer, Some(cpu::IncomingRows { keys, values })).unwrap();
+        }
+        cache.save(&[sequence]).unwrap().to_bytes()
+    };
+    let plain = saved(&base);
+    assert!(!plain.windows(7).any(|part| part == b"\"signs\""), "no signs are not said");
+    let with = |seed| PoolConfig { signs: Some(seed), ..base.clone() };
+    for seed in [0, 7, u32::MAX] {
+        let config = with(seed);
+        let bytes = saved(&config);
+        assert_eq!(read(&bytes, &config).unwrap().to_bytes(), bytes);
+        let mut again = cpu::PagedCache::new(config.clone(), Codebook::builtin()).unwrap();
+        let ids = again.load(&bytes).unwrap();
+        assert_eq!(again.save(&ids).unwrap().to_bytes(), bytes);
+        let packed = |bytes: &[u8], config: &PoolConfig| {
+            read(bytes, config).unwrap().pages(0, PageClass::Packed).to_vec()
+        };
+        assert_ne!(packed(&bytes, &config), packed(&plain, &base), "signs change the codes");
+        assert_eq!(fault(&bytes, &base), format!("the file has signs {seed}, the pool has none"));
+        let said = fault(&bytes, &with(8));
+        assert_eq!(said, format!("the file has signs {seed}, the pool has 8"));
+        assert_eq!(fault(&plain, &config), format!("the file has no signs, the pool has {seed}"));
+    }
+    // Where nothing is packed there is nothing to give signs.
+    let raw = |signs| PoolConfig { bits: None, signs, ..base.clone() };
+    assert_eq!(saved(&raw(Some(7))), saved(&raw(None)));
+}
+
+#[test]
 fn foreign_files_are_named() {
     let config = crate::pool_trials::config();
     let cases: [(&[u8], &str); 5] = [

@@ -35,6 +35,7 @@ fn traces_of_the_peer() {
             profile: wgkv::layout::Profile::Compat,
             key_scale: false,
             rope: None,
+            signs: None,
             rows,
             head_dim_k: head_dim,
             head_dim_v: head_dim,

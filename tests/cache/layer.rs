@@ -77,6 +77,7 @@ pub fn config(stream: &Stream, chunk: usize, sinks: usize, recent: usize) -> Cac
         profile: wgkv::layout::Profile::Compat,
         key_scale: false,
         rope: None,
+        signs: None,
         rows: stream.rows,
         head_dim_k: stream.dims[0],
         head_dim_v: stream.dims[1],
@@ -264,11 +265,11 @@ proptest! {
         dv in prop::sample::select(vec![32usize, 96, 112]), chunk in prop::sample::select(vec![3usize, 16, 31]),
         sinks in 0usize..5, recent in prop::sample::select(vec![0usize, 1, 17]),
         parts in prop::collection::vec(1usize..40, 1..6), key_scale in any::<bool>(),
-        seed in any::<u64>(), turned in any::<bool>(),
+        seed in any::<u64>(), turned in any::<bool>(), signs in prop::option::of(Just(7u32)),
     ) {
         let total = parts.iter().sum();
         let stream = Stream::new(rows, [dk, dv], total, seed);
-        let config = CacheConfig { key_scale, ..config(&stream, chunk, sinks, recent) };
+        let config = CacheConfig { key_scale, signs, ..config(&stream, chunk, sinks, recent) };
         let config = paper(config, turned);
         for (once, mut stepwise) in Cache::both(&config).into_iter().zip(Cache::both(&config)) {
             let mut first = 0;
@@ -290,11 +291,11 @@ proptest! {
         rows in 1usize..4, dk in prop::sample::select(vec![16usize, 64, 80, 128]),
         dv in prop::sample::select(vec![64usize, 112]), sinks in 0usize..5, recent in 0usize..20,
         ops in prop::collection::vec((0usize..60, any::<bool>()), 1..8), key_scale in any::<bool>(),
-        seed in any::<u64>(), turned in any::<bool>(),
+        seed in any::<u64>(), turned in any::<bool>(), signs in prop::option::of(Just(7u32)),
     ) {
         let total = ops.iter().map(|(n, _)| n).sum::<usize>();
         let stream = Stream::new(rows, [dk, dv], total, seed);
-        let config = CacheConfig { key_scale, ..config(&stream, 16, sinks, recent) };
+        let config = CacheConfig { key_scale, signs, ..config(&stream, 16, sinks, recent) };
         let config = paper(config, turned);
         let [mut host, mut device] = Cache::both(&config);
         let mut read = 0;

@@ -495,6 +495,7 @@ fn config() -> impl Strategy<Value = PoolConfig> {
                 key_scale,
                 profile: wgkv::layout::Profile::Compat,
                 rope: None,
+                signs: None,
                 layers: 2,
                 heads: 2,
                 head_dim_k: 16,

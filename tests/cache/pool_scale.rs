@@ -18,6 +18,7 @@ fn config(layers: usize) -> PoolConfig {
         key_scale: false,
         profile: wgkv::layout::Profile::Compat,
         rope: None,
+        signs: None,
         layers,
         heads: HEADS,
         head_dim_k: 128,

@@ -23,6 +23,7 @@ pub fn config() -> PoolConfig {
         key_scale: false,
         profile: wgkv::layout::Profile::Compat,
         rope: None,
+        signs: None,
         layers: 2,
         heads: 2,
         head_dim_k: 64,

@@ -19,6 +19,7 @@ fn config(dtype: Dtype) -> CacheConfig {
         profile: wgkv::layout::Profile::Compat,
         key_scale: false,
         rope: None,
+        signs: None,
         rows: ROWS,
         head_dim_k: HEAD_DIM,
         head_dim_v: HEAD_DIM,

@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use crate::support::{File, Folder, pair, tensor};
+use crate::support::{File, Folder, pair, tensor, u32s};
 
 /// Takes a file that the program wrote apart, to be changed and written again.
 fn open(path: &Path) -> File {
@@ -247,6 +247,69 @@ fn tuned_files_carry_their_profile_and_books() {
     without.header["__metadata__"]["profile"] = json!("compat");
     let path = folder.write("bad.st", &without.bytes());
     folder.refuses("dequantize", &path, &["--backend", "cpu"], &["bits", "3"]);
+}
+
+#[test]
+fn packed_files_carry_the_seed_of_their_signs() {
+    let folder = Folder::new();
+    let dense = folder.write("x.st", &pair([1, 2, 200, 64]).bytes());
+    let cpu = ["--backend", "cpu"];
+    let halves = |path: &Path| -> Vec<f64> {
+        let (_, _, bytes) = tensor(path, "layers.0.k");
+        let halves: Vec<half::f16> = bytemuck::pod_collect_to_vec(&bytes);
+        halves.iter().map(|v| v.to_f64()).collect()
+    };
+    let before = halves(&dense);
+    let sum = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
+    let error = |packed: &Path| {
+        let after = halves(&folder.run("dequantize", packed, "d.st", &cpu));
+        let difference = sum(&mut before.iter().zip(&after).map(|(a, b)| a - b));
+        (difference / sum(&mut before.iter().copied())).sqrt()
+    };
+    let note = |file: &File| -> Value {
+        let text = file.header["__metadata__"]["layers.0"].as_str().expect("text");
+        serde_json::from_str(text).expect("JSON")
+    };
+    for profile in ["tuned", "compat"] {
+        let plain =
+            folder.run("quantize", &dense, "p.st", &[&cpu[..], &["--profile", profile]].concat());
+        assert_eq!(note(&open(&plain)).get("signs"), None);
+        let without = error(&plain);
+        for verb in ["quantize", "compress"] {
+            for seed in ["0", "7", "4294967295"] {
+                let args = [&cpu[..], &["--profile", profile, "--signs", seed]].concat();
+                let all = if verb == "compress" { &["--keep", "1"][..] } else { &[] };
+                let packed = folder.run(verb, &dense, "s.st", &[&args[..], all].concat());
+                let file = open(&packed);
+                assert_eq!(note(&file)["signs"].to_string(), seed);
+                assert_eq!(file.header["__metadata__"]["profile"], profile);
+                let with = error(&packed);
+                assert!(with < 1.3 * without, "{verb} {profile} {seed}: {with} {without}");
+                // The seed in the file is the one that it is read by.
+                for other in [json!(8), Value::Null] {
+                    let other = with_note(&file, "signs", other);
+                    let wrong = error(&folder.write("w.st", &other.bytes()));
+                    assert!(wrong > 1.5 * with, "{verb} {profile} {seed}: {wrong} {with}");
+                }
+            }
+        }
+        assert_ne!(
+            u32s(&plain, "layers.0.k.pages"),
+            u32s(&folder.path("s.st"), "layers.0.k.pages")
+        );
+        assert_ne!(
+            u32s(&plain, "layers.0.v.pages"),
+            u32s(&folder.path("s.st"), "layers.0.v.pages")
+        );
+    }
+    let file = open(&folder.path("s.st"));
+    for seed in [json!(-1), json!(4294967296u64), json!("7")] {
+        let path = folder.write("bad.st", &with_note(&file, "signs", seed).bytes());
+        folder.refuses("dequantize", &path, &cpu, &["layers.0", "metadata"]);
+    }
+    let dump =
+        folder.run("quantize", &dense, "c.st", &["--dump-codes", "--signs", "9", cpu[0], cpu[1]]);
+    assert_eq!(open(&dump).header["__metadata__"]["layers.0.signs"], "9");
 }
 
 #[test]

@@ -234,6 +234,7 @@ pub fn saved_sequences() -> Vec<u8> {
         key_scale: false,
         profile: wgkv::layout::Profile::Compat,
         rope: None,
+        signs: None,
         layers: 1,
         heads: 1,
         head_dim_k: 8,

@@ -18,6 +18,7 @@ pub fn config() -> PoolConfig {
         key_scale: false,
         profile: wgkv::layout::Profile::Compat,
         rope: None,
+        signs: None,
         layers: 2,
         heads: 2,
         head_dim_k: 16,

@@ -134,14 +134,15 @@ pub fn device_config() -> impl Strategy<Value = PoolConfig> {
     let default = Some((Bits::Three, Bits::Two));
     let (compat, paper, tuned) = (Profile::Compat, Profile::Paper, Profile::Tuned);
     let shapes = vec![
-        (2usize, 2usize, [16usize, 24], Some((Bits::Two, Bits::One)), 16usize, compat, None),
-        (1, 3, [64, 32], two, 32, paper, rope(Pairing::Halves, 64)),
-        (2, 1, [8, 16], None, 17, compat, None),
-        (1, 2, [32, 80], Some((Bits::One, Bits::Two)), 20, compat, part),
-        (1, 2, [64, 40], default, 17, tuned, None),
+        (2usize, 2usize, [16usize, 24], Some((Bits::Two, Bits::One)), 16usize, compat, None, None),
+        (1, 3, [64, 32], two, 32, paper, rope(Pairing::Halves, 64), None),
+        (2, 1, [8, 16], None, 17, compat, None, None),
+        (1, 2, [32, 80], Some((Bits::One, Bits::Two)), 20, compat, part, Some(0)),
+        (1, 2, [64, 40], default, 17, tuned, None, None),
+        (2, 1, [32, 16], default, 16, tuned, None, Some(u32::MAX)),
     ];
     (config(), prop::sample::select(shapes)).prop_map(|(config, shape)| {
-        let (layers, heads, [head_dim_k, head_dim_v], bits, chunk, profile, rope) = shape;
+        let (layers, heads, [head_dim_k, head_dim_v], bits, chunk, profile, rope, signs) = shape;
         let raw = if profile == Profile::Paper { Dtype::Bf16 } else { Dtype::F16 };
         let shaped = PoolConfig {
             layers,
@@ -153,6 +154,7 @@ pub fn device_config() -> impl Strategy<Value = PoolConfig> {
             raw,
             profile,
             rope,
+            signs,
             ..config
         };
         let layout = PoolConfig { slab_bytes: 1 << 24, ..shaped.clone() }.layout().unwrap();
@@ -178,11 +180,13 @@ fn config() -> impl Strategy<Value = PoolConfig> {
     let chunk = prop::sample::select(vec![16usize, 16, 17, 32, 64]);
     let raw = prop::sample::select(vec![Dtype::F16, Dtype::F16, Dtype::Bf16]);
     let rows = (chunk, 0usize..6, prop::sample::select(vec![0usize, 1, 7, 16, 20]));
-    let shape = (1usize..3, 1usize..4, dims(), dims(), (bits, tuned, any::<bool>()));
+    let signs = prop::option::weighted(0.4, prop::sample::select(vec![0, u32::MAX]));
+    let packing = (bits, tuned, any::<bool>(), signs);
+    let shape = (1usize..3, 1usize..4, dims(), dims(), packing);
     let turned = (prop::option::of(prop::sample::select(Pairing::ALL.to_vec())), any::<bool>());
     (shape, rows, raw, 0u64..4, 2u64..24, turned).prop_map(
-        |((layers, heads, head_dim_k, head_dim_v, bits), rows, raw, slab, budget, turned)| {
-            let (bits, tuned, key_scale) = bits;
+        |((layers, heads, head_dim_k, head_dim_v, packing), rows, raw, slab, budget, turned)| {
+            let (bits, tuned, key_scale, signs) = packing;
             let (chunk, sinks, recent) = rows;
             let (pairing, paper) = turned;
             let profile = match tuned {
@@ -197,6 +201,7 @@ fn config() -> impl Strategy<Value = PoolConfig> {
                 key_scale,
                 profile,
                 rope,
+                signs,
                 layers,
                 heads,
                 head_dim_k,

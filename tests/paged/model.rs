@@ -103,7 +103,8 @@ pub fn codecs(config: &PoolConfig) -> Option<[Codec; 2]> {
     let codec =
         |dim, scheme| Codec::with("rows", dim, scheme, config.chunk, Codebook::builtin()).unwrap();
     config.bits.map(|(keys, values)| {
-        let schemes = [config.profile.key_scheme(keys), config.profile.scheme(values)];
+        let mut schemes = [config.profile.key_scheme(keys), config.profile.scheme(values)];
+        schemes.iter_mut().for_each(|scheme| scheme.signs = config.signs);
         let keys = codec(config.head_dim_k, schemes[0]).with_rope(config.rope.clone()).unwrap();
         [keys, codec(config.head_dim_v, schemes[1])]
     })

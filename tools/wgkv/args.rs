@@ -212,6 +212,9 @@ pub struct Packing {
     /// [default: on with the profile tuned, else off]
     #[arg(long, value_enum)]
     pub key_scale: Option<Switch>,
+    /// Give channels fixed random signs of this seed before they are transformed [default: none]
+    #[arg(long, value_name = "SEED")]
+    pub signs: Option<u32>,
     #[command(flatten)]
     pub rope: RopeArgs,
     /// Codebooks codebook_signed and codebook_magnitude, f32 [256, 8] [default: built in]

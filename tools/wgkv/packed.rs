@@ -56,6 +56,10 @@ pub struct Note {
     /// Whether packed keys are under a key scale.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub key_scale: bool,
+    /// Seed of the signs that channels of keys and values got before they were transformed, if they
+    /// got any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signs: Option<u32>,
 }
 
 /// Keys or values of a packed layer.
@@ -215,7 +219,8 @@ impl Packed {
         let profile = profile(source.header()).map_err(|why| source.fail(&key, why))?;
         let codec = |argument, dim, bits, scheme: fn(Profile, Bits) -> Scheme| {
             let codec = || -> Result<Codec, Fail> {
-                let scheme = scheme(profile, Bits::new("bits", bits)?);
+                let mut scheme = scheme(profile, Bits::new("bits", bits)?);
+                scheme.signs = note.signs;
                 Ok(Codec::with(argument, dim, scheme, note.chunk, codebook.clone())?)
             };
             codec().map_err(|e| e.at(&key).at(source.name()))
@@ -382,9 +387,11 @@ fn profile(header: &Header) -> Result<Profile, String> {
     known.ok_or_else(|| format!("profile {}: only compat, tuned and paper are read", shown(name)))
 }
 
-/// The profile whose scheme the codec of keys has.
+/// The profile whose scheme the codec of keys has, but for the signs.
 fn profile_of(keys: &Codec) -> Profile {
-    let same = |profile: &Profile| profile.key_scheme(keys.layout().bits()) == keys.scheme();
+    let mut scheme = keys.scheme();
+    scheme.signs = None;
+    let same = |profile: &Profile| profile.key_scheme(scheme.bits) == scheme;
     Profile::ALL.into_iter().find(same).unwrap_or_default()
 }
 

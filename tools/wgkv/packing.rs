@@ -23,6 +23,7 @@ pub struct Spec {
     pub rope: Choice,
     pub bits: [Bits; 2],
     pub key_scale: bool,
+    pub signs: Option<u32>,
     pub chunk: usize,
     pub sinks: usize,
     pub recent: usize,
@@ -80,6 +81,7 @@ impl Spec {
             rope,
             bits,
             key_scale,
+            signs: packing.signs,
             chunk: packing.chunk.map_or(preset.chunk, |chunk| chunk as usize),
             sinks: sinks as usize,
             recent: packing.recent.map_or(preset.recent, |recent| recent as usize),
@@ -94,12 +96,13 @@ impl Spec {
         let codec = |dim, scheme| -> Result<Codec, Fail> {
             Ok(Codec::with("head dim", dim, scheme, self.chunk, self.codebook.clone())?)
         };
-        let keys = codec(k_dim, self.profile.key_scheme(self.bits[0]))?;
+        let [keys, values] = self.profile.schemes(self.bits[0], self.bits[1], self.signs);
+        let keys = codec(k_dim, keys)?;
         let keys = keys.with_rope(self.rope.rope(k_dim)?).map_err(|e| {
             let fail = Fail::from(e);
             if matches!(self.rope, Choice::Own(_)) { fail.at("--rope-frequencies") } else { fail }
         })?;
-        Ok([keys, codec(v_dim, self.profile.scheme(self.bits[1]))?])
+        Ok([keys, codec(v_dim, values)?])
     }
 
     /// Pages of a row of `length` token rows.
@@ -147,6 +150,7 @@ pub fn pack(engine: &Engine, spec: &Spec, layer: &Ragged) -> Result<Packed, Fail
         recent: spec.recent,
         rope: k_codec.rope().map(|rope| rope.pairing().name().to_string()),
         key_scale: spec.key_scale,
+        signs: spec.signs,
     };
     Ok(Packed {
         note,

@@ -96,6 +96,9 @@ fn dump(packed: &Packed, layer: u32, output: &mut Output) -> Result<(), Fail> {
         output.put(format!("layers.{layer}.k.rope"), &[list.len()], Payload::F32(list));
         output.note(format!("layers.{layer}.k.rope"), rope.pairing().name());
     }
+    if let Some(seed) = note.signs {
+        output.note(format!("layers.{layer}.signs"), seed.to_string());
+    }
     if let Some(scales) = &packed.k.scales {
         let values = Payload::F16(scales.values.clone());
         output.put(format!("layers.{layer}.k.scale"), &[batch, heads, note.k_dim], values);

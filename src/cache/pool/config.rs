@@ -31,6 +31,10 @@ pub struct PoolConfig {
     /// ([`Codec::with_rope`](crate::nsnquant::Codec::with_rope)); `None` packs keys as they come. Raw
     /// rows stay as they come.
     pub rope: Option<Rope>,
+    /// Seed of the signs that the channels of keys and of values get before they are transformed
+    /// ([`Scheme::signs`](crate::layout::Scheme::signs)), one seed for both; `None` for no signs, as
+    /// presets have it: once means are in the Hadamard domain no gain from them was measured.
+    pub signs: Option<u32>,
     /// Whether packed keys of a head are under a key scale of its own
     /// ([`key_scale`](crate::nsnquant::key_scale)), one f16 a channel in its sink page. It is fixed
     /// when the head is first packed, from the chunks of the prompt that are packed then, 8 at most,
@@ -88,6 +92,7 @@ impl PoolConfig {
             bits: Some((preset.k_bits, preset.v_bits)),
             profile: preset.profile,
             rope: None,
+            signs: None,
             key_scale: preset.key_scale,
             chunk: preset.chunk,
             sinks: preset.sinks,
@@ -149,7 +154,7 @@ impl PoolConfig {
         PoolLayout::with(
             self.head_dim_k,
             self.head_dim_v,
-            self.bits.map(|(keys, values)| [profile.key_scheme(keys), profile.scheme(values)]),
+            self.bits.map(|(keys, values)| profile.schemes(keys, values, self.signs)),
             self.key_scale,
             self.chunk,
             self.sinks,

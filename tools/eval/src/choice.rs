@@ -122,6 +122,7 @@ impl Choice {
                 Codec::Packed { still: true, .. } => Some(rope(shape)?),
                 _ => None,
             },
+            signs: None,
             chunk,
             sinks,
             recent,

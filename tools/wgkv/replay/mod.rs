@@ -107,6 +107,7 @@ impl Rows {
             profile: spec.profile,
             key_scale: spec.key_scale,
             rope: spec.rope.rope(self.head_dims[0])?,
+            signs: spec.signs,
             chunk: spec.chunk,
             sinks: spec.sinks,
             recent: spec.recent,
