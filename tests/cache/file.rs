@@ -408,7 +408,7 @@ fn key_scales_are_carried_and_looked_at() {
 
 #[test]
 fn seeds_of_signs_are_carried_and_looked_at() {
-    let base = crate::pool_trials::config();
+    let base = PoolConfig { chunk: 8, ..crate::pool_trials::config() };
     let saved = |config: &PoolConfig| {
         let mut cache = cpu::PagedCache::new(config.clone(), Codebook::builtin()).unwrap();
         let sequence = cache.begin();

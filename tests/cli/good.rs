@@ -176,7 +176,8 @@ fn the_report_of_compress_adds_up() {
     assert_eq!(after["total"], sum);
     // 150 rows a head: 4 sinks, two chunks of 64, 18 rows raw.
     assert_eq!(after["codes"], h * 128 * d * (3 + 2) / 8);
-    assert_eq!(after["scales"], 2 * h * 2 * (64 + 8));
+    // Of keys and values, and the keys' own.
+    assert_eq!(after["scales"], 2 * h * 2 * (64 + 8) + h * d * 2);
     assert_eq!(after["means"], 2 * h * 2 * (d / 2 + 4));
     assert_eq!(after["raw"], 2 * h * 22 * d * 2);
     assert_eq!(after["positions"], h * 150 * 4);

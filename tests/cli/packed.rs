@@ -237,7 +237,6 @@ fn tuned_files_carry_their_profile_and_books() {
     ] {
         let path = folder.write("bad.st", &told.bytes());
         folder.refuses("dequantize", &path, &["--backend", "cpu"], &words);
-        folder.refuses("attend", &path, &["--backend", "cpu"], &words);
     }
     let args = ["--dump-codes", "--key-scale", "on", "--rope-theta", "10000", "--backend", "cpu"];
     let dump = open(&folder.run("quantize", &dense, "codes.st", &args));
