@@ -243,6 +243,7 @@ mod tests {
         let (profile, keys, values) = (Profile::Compat, Bits::Two, Bits::One);
         let (scaled, still) = (false, false);
         assert_eq!(choice.codec, Codec::Packed { profile, keys, values, scaled, still });
+        assert_eq!(choice.window, Window { sinks: 0, recent: 0, chunk: 64 });
         let choice = Choice::parse("compat-k2v1-scaled", window).unwrap();
         let scaled = true;
         assert_eq!(choice.codec, Codec::Packed { profile, keys, values, scaled, still });
@@ -250,7 +251,6 @@ mod tests {
             let choice = Choice::parse(name, window).unwrap();
             assert!(matches!(choice.codec, Codec::Packed { still: true, .. }), "{name}");
         }
-        assert_eq!(choice.window, Window { sinks: 0, recent: 0, chunk: 64 });
         let choice = Choice::parse("int4-g32@r128", window).unwrap();
         assert_eq!(choice.codec, Codec::Fake(Fake::Grid { bits: 4, group: 32 }));
         assert_eq!(choice.window, Window { chunk: 128, ..window });
