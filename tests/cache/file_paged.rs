@@ -10,7 +10,7 @@ use wgkv::shape::Dtype;
 use crate::file_mlx;
 use crate::support;
 use crate::transfer::{ids, twin};
-use crate::twin::{Twin, config, row};
+use crate::twin::{Twin, config, row, smallest};
 
 fn save_on_device(twin: &Twin, ids: &[SequenceId]) -> Saved<'static> {
     pollster::block_on(support::run(|rec| twin.gpu.save(rec, ids)).unwrap()).unwrap()
@@ -188,8 +188,7 @@ fn a_broken_file_changes_nothing() {
     for (place, before) in before.iter().enumerate() {
         assert_eq!(fetched(&second, place), *before);
     }
-    let small = PoolConfig { byte_budget: 1 << 16, ..config() };
-    let mut third = Twin::new(small);
+    let mut third = Twin::new(smallest(config()));
     assert!(matches!(third.cpu.load(&file), Err(Error::OutOfBudget { .. })));
     let refused = support::run(|rec| third.gpu.load(rec, &file));
     assert!(matches!(refused, Err(Error::OutOfBudget { .. })));
@@ -373,7 +372,7 @@ fn prompt_caches_of_another_shape_are_refused() {
     mixed.layers[1].values = Data::Bf16(vec![bf16::ONE; 2 * 20 * 32]);
     let device = support::run(|rec| twin.gpu.load_prompt_cache(rec, &mixed).map(drop));
     assert_eq!(device.unwrap_err().to_string(), "values is bf16, expected f16");
-    let mut small = Twin::new(PoolConfig { byte_budget: 1 << 16, ..config() });
+    let mut small = Twin::new(smallest(config()));
     let refused = small.cpu.load_prompt_cache(&good);
     assert!(matches!(refused, Err(Error::OutOfBudget { .. })), "{refused:?}");
     let refused = support::run(|rec| small.gpu.load_prompt_cache(rec, &good).map(drop));
