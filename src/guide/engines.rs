@@ -45,11 +45,11 @@
 //! use wgkv::layout::Preset;
 //!
 //! # fn main() -> wgkv::Result<()> {
-//! // 30 layers, 3 KV heads of 64 channels, 256 MiB.
-//! let config = PoolConfig::new(&Preset::default(), 30, 3, [64, 64], 256 << 20)?;
+//! // 30 layers, 3 KV heads of 64 channels, 512 MiB.
+//! let config = PoolConfig::new(&Preset::default(), 30, 3, [64, 64], 512 << 20)?;
 //! assert!(config.smallest_bytes()? <= config.byte_budget);
 //! let mut pool = Pool::new(config)?;
-//! let parts = [Part { sequence: pool.begin(), tokens: 8192 }];
+//! let parts = [Part { sequence: pool.begin(), tokens: 4096 }];
 //! let needs = pool.needs(&Operation::Append { parts: &parts, flush: true })?;
 //! assert!(needs.fits());
 //! # Ok(())
