@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+#[cfg(feature = "conformance")]
+use super::faults::{Fault, Planted};
 use super::kernel::{Kernel, Pipeline, Variant};
 use super::{buffer, requirements};
 use crate::error::Result;
@@ -30,6 +32,8 @@ struct Inner {
     cache: Option<wgpu::PipelineCache>,
     pipelines: Mutex<HashMap<(&'static str, Variant), Arc<Pipeline>>>,
     nonce: AtomicU32,
+    #[cfg(feature = "conformance")]
+    planted: Planted,
 }
 
 impl Context {
@@ -51,8 +55,64 @@ impl Context {
                 cache: descriptor.pipeline_cache.cloned(),
                 pipelines: Mutex::default(),
                 nonce: AtomicU32::new(1),
+                #[cfg(feature = "conformance")]
+                planted: Planted::default(),
             }),
         })
+    }
+
+    /// Adopts a device and plants faults: for tests that must see them noticed.
+    ///
+    /// # Errors
+    /// As [`Context::new`]; [`crate::Error::Codec`] for a kernel or a field that there is not and
+    /// [`crate::Error::Length`] for a text that the kernel does not hold exactly once.
+    #[cfg(feature = "conformance")]
+    pub fn with_faults(
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        descriptor: &ContextDescriptor<'_>,
+        faults: &[Fault],
+    ) -> Result<Self> {
+        let sound = Self::new(device, queue, descriptor)?;
+        let planted = Planted::new(faults)?;
+        let Inner { device, queue, cache, .. } = &*sound.inner;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                device: device.clone(),
+                queue: queue.clone(),
+                cache: cache.clone(),
+                pipelines: Mutex::default(),
+                nonce: AtomicU32::new(1),
+                planted,
+            }),
+        })
+    }
+
+    /// The kernels that ran or were warmed so far, each in its variants, in no order.
+    #[cfg(feature = "conformance")]
+    pub fn built(&self) -> Vec<(&'static str, Variant)> {
+        let pipelines = self.inner.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        pipelines.keys().cloned().collect()
+    }
+
+    /// The text that a kernel is built of.
+    fn text(&self, kernel: &Kernel, variant: &Variant) -> String {
+        #[cfg(feature = "conformance")]
+        return self.inner.planted.text(kernel, variant);
+        #[cfg(not(feature = "conformance"))]
+        kernel.text(variant)
+    }
+
+    /// What goes to the slot of a dispatch whose parameters are these.
+    #[cfg(feature = "conformance")]
+    pub(super) fn params(&self, kernel: &Kernel, bytes: &[u8]) -> Vec<u8> {
+        self.inner.planted.params(kernel, bytes)
+    }
+
+    /// The workgroups that a dispatch of so many has.
+    #[cfg(feature = "conformance")]
+    pub(super) fn groups(&self, kernel: &Kernel, groups: u64) -> u64 {
+        self.inner.planted.groups(kernel, groups)
     }
 
     /// The caller's device.
@@ -101,7 +161,14 @@ impl Context {
         pipelines
             .entry((kernel.name, variant.clone()))
             .or_insert_with(|| {
-                Arc::new(Pipeline::new(self.device(), self.inner.cache.as_ref(), kernel, variant))
+                let text = self.text(kernel, variant);
+                Arc::new(Pipeline::new(
+                    self.device(),
+                    self.inner.cache.as_ref(),
+                    kernel,
+                    variant,
+                    text,
+                ))
             })
             .clone()
     }
