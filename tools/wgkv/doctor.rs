@@ -76,7 +76,22 @@ pub fn run(common: &Common) -> Result<(), Fail> {
         }
         test.faults.iter().try_for_each(|fault| print(&format!("  {fault}")))?;
     }
-    hints.iter().try_for_each(|hint| print(&format!("\n{hint}")))
+    hints.iter().try_for_each(|hint| print(&format!("\n{}", wrapped(hint))))
+}
+
+/// Text in lines of at most 100 characters.
+fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.len() - 1;
+        if !lines[last].is_empty() && lines[last].len() + 1 + word.len() > 100 {
+            lines.push(word.into());
+        } else {
+            let gap = if lines[last].is_empty() { "" } else { " " };
+            lines[last] += &format!("{gap}{word}");
+        }
+    }
+    lines.join("\n")
 }
 
 /// Tries what every kernel stands on.
@@ -218,6 +233,12 @@ mod tests {
             assert!(drivers(os).len() > 40, "{os}");
         }
         assert!(drivers("linux").contains("mesa-vulkan-drivers"));
+        let lines = wrapped(drivers("linux"));
+        assert!(
+            lines.lines().count() > 3 && lines.lines().all(|line| line.len() <= 100),
+            "{lines}"
+        );
+        assert_eq!(lines.replace('\n', " "), drivers("linux"));
     }
 
     #[test]
