@@ -32,6 +32,7 @@
 mod case;
 mod checks;
 mod draw;
+mod faults;
 mod reference;
 mod report;
 mod run;
@@ -40,6 +41,7 @@ mod suite;
 
 pub use case::Case;
 pub use checks::{Outcome, Worst};
+pub use faults::with_faults;
 pub use report::{KernelReport, Report, StageReport};
 pub use run::wait;
 pub use suite::{Config, Suite, stages};

@@ -61,31 +61,20 @@ impl Context {
         })
     }
 
-    /// Adopts a device and plants faults: for tests that must see them noticed.
-    ///
-    /// # Errors
-    /// As [`Context::new`]; [`crate::Error::Codec`] for a kernel or a field that there is not and
-    /// [`crate::Error::Length`] for a text that the kernel does not hold exactly once.
+    /// The same device with faults planted in what runs on it.
     #[cfg(feature = "conformance")]
-    pub fn with_faults(
-        device: &wgpu::Device,
-        queue: &wgpu::Queue,
-        descriptor: &ContextDescriptor<'_>,
-        faults: &[Fault],
-    ) -> Result<Self> {
-        let sound = Self::new(device, queue, descriptor)?;
-        let planted = Planted::new(faults)?;
-        let Inner { device, queue, cache, .. } = &*sound.inner;
-        Ok(Self {
+    pub(crate) fn planted(&self, faults: &[Fault]) -> Self {
+        let Inner { device, queue, cache, .. } = &*self.inner;
+        Self {
             inner: Arc::new(Inner {
                 device: device.clone(),
                 queue: queue.clone(),
                 cache: cache.clone(),
                 pipelines: Mutex::default(),
                 nonce: AtomicU32::new(1),
-                planted,
+                planted: Planted::new(faults),
             }),
-        })
+        }
     }
 
     /// The kernels that ran or were warmed so far, each in its variants, in no order.

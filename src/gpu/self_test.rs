@@ -11,7 +11,6 @@ use super::kernel::{Binding, Kernel, Variant};
 use super::params::{Magic, Params, params};
 use super::readback::Readback;
 use crate::error::Result;
-use crate::primitives::order::order_key;
 
 params! {
     /// Parameters of the self-test.
@@ -203,16 +202,19 @@ impl Context {
     /// take a few milliseconds besides the building of their shaders; for the start of a program
     /// that runs on hardware that nobody tried before.
     ///
-    /// This is the one call that submits by itself, to the context's queue, before it returns. What
-    /// it returns resolves once the caller has polled the device; nothing blocks.
+    /// Records into `encoder`, as all of this library does; what it returns resolves once the caller
+    /// has submitted that and polled the device. Nothing blocks.
     ///
     /// ```no_run
     /// # async fn start(context: &wgkv::gpu::Context) -> wgkv::Result<()> {
-    /// let test = context.self_test()?;
+    /// use wgkv::wgpu;
+    ///
+    /// let mut encoder = context.device().create_command_encoder(&Default::default());
+    /// let test = context.self_test(&mut encoder)?;
+    /// context.queue().submit([encoder.finish()]);
     /// // Natively the caller polls; a browser does so itself.
-    /// let _ = context.device().poll(wgkv::wgpu::PollType::wait_indefinitely());
-    /// let test = test.await?;
-    /// for fault in &test.faults {
+    /// let _ = context.device().poll(wgpu::PollType::wait_indefinitely());
+    /// for fault in &test.await?.faults {
     ///     eprintln!("this GPU cannot be used: {fault}");
     /// }
     /// # Ok(())
@@ -221,7 +223,10 @@ impl Context {
     ///
     /// # Errors
     /// Those of [`Recorder::dispatch`] and [`Recorder::finish`]; the future those of [`Readback`].
-    pub fn self_test(&self) -> Result<impl Future<Output = Result<SelfTest>> + Send + 'static> {
+    pub fn self_test(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+    ) -> Result<impl Future<Output = Result<SelfTest>> + Send + use<>> {
         let words = table();
         let division = Magic::new(DIVISOR);
         let params = SelfTestParams {
@@ -233,14 +238,12 @@ impl Context {
         let size = 4 * (words.len() * ANSWERS) as u64;
         let buffer = self.upload("self-test words", bytemuck::cast_slice(&words))?;
         let answers = self.create("self-test answers", size)?;
-        let device = self.device();
-        let mut encoder = device.create_command_encoder(&Default::default());
-        let mut rec = Recorder::new(self, &mut encoder);
+        let mut rec = Recorder::new(self, encoder);
         let slices = [&buffer, &answers].map(Slice::all);
         let groups = Groups(words.len().div_ceil(LANES) as u64);
         rec.dispatch(&KERNEL, &Variant::default(), &params, &slices, groups)?;
         let answers = rec.read_back(slices[1])?;
-        let sizes = match device.features().contains(wgpu::Features::SUBGROUP) {
+        let sizes = match self.device().features().contains(wgpu::Features::SUBGROUP) {
             true => {
                 let sizes = self.create("self-test sizes", 8 * LANES as u64)?;
                 let slices = [&buffer, &sizes].map(Slice::all);
@@ -250,8 +253,18 @@ impl Context {
             false => None,
         };
         rec.finish()?;
-        self.queue().submit([encoder.finish()]);
         Ok(judge(words, answers, sizes))
+    }
+}
+
+/// The place of a score in the order, once more and in the plainest way: NaN lowest, both zeros one.
+fn order_key(score: f32) -> u32 {
+    let bits = score.to_bits();
+    match () {
+        () if score.is_nan() => 0,
+        () if score == 0.0 => 1 << 31,
+        () if score < 0.0 => u32::MAX - bits,
+        () => bits + (1 << 31),
     }
 }
 

@@ -7,8 +7,8 @@
 
 use std::time::Instant;
 
-use wgkv::conformance::{Config, Suite, wait};
-use wgkv::gpu::{Context, Fault};
+use wgkv::conformance::{Case, Config, Suite, wait, with_faults};
+use wgkv::gpu::Fault;
 
 use crate::support;
 
@@ -21,8 +21,21 @@ struct Planted {
     /// The stage that must say so.
     stage: &'static str,
     fault: Fault,
-    /// Whether it shows in fixed cases alone.
-    fixed: bool,
+    /// The kind and number of a fixed case that must show it, where a random one would need many
+    /// shaders.
+    case: Option<(&'static str, usize)>,
+}
+
+impl Planted {
+    /// To be seen by one of the cases that go through the variants.
+    fn by_variant(self, number: usize) -> Self {
+        Self { case: Some(("variant", number)), ..self }
+    }
+
+    /// To be seen by a reference case.
+    fn by_reference(self, number: usize) -> Self {
+        Self { case: Some(("reference", number)), ..self }
+    }
 }
 
 fn text(
@@ -32,7 +45,7 @@ fn text(
     from: &'static str,
     to: &'static str,
 ) -> Planted {
-    Planted { what, stage, fault: Fault::Text { kernel, from, to }, fixed: false }
+    Planted { what, stage, fault: Fault::Text { kernel, from, to }, case: None }
 }
 
 fn parameter(
@@ -42,15 +55,15 @@ fn parameter(
     field: &'static str,
     change: fn(u32) -> u32,
 ) -> Planted {
-    Planted { what, stage, fault: Fault::Parameter { kernel, field, change }, fixed: false }
+    Planted { what, stage, fault: Fault::Parameter { kernel, field, change }, case: None }
 }
 
 fn stale(stage: &'static str, kernel: &'static str) -> Planted {
-    Planted { what: "stale parameter slot", stage, fault: Fault::Stale { kernel }, fixed: false }
+    Planted { what: "stale parameter slot", stage, fault: Fault::Stale { kernel }, case: None }
 }
 
 fn short(stage: &'static str, kernel: &'static str) -> Planted {
-    Planted { what: "lost last workgroup", stage, fault: Fault::Short { kernel }, fixed: false }
+    Planted { what: "lost last workgroup", stage, fault: Fault::Short { kernel }, case: None }
 }
 
 fn more(word: u32) -> u32 {
@@ -182,7 +195,14 @@ fn nestedkv() -> Vec<Planted> {
         parameter("rectified the wrong way", gate, gate, "rectify", flipped),
         text("NaN scores 0", gate, gate, "select(score, -1.0,", "select(score, 0.0,"),
         text("ties given out twice", budgets, budgets, "ties -= taken;", ""),
-        parameter("wrong rounding of a budget", budgets, budgets, "rest", more),
+        parameter("nothing shared out", budgets, budgets, "rest", |_| 0),
+        text(
+            "budget rounded up",
+            budgets,
+            budgets,
+            "budget += higher + taken;",
+            "budget += higher + taken + 1u;",
+        ),
         text(
             "ties of one head alone",
             "nestedkv/keep",
@@ -210,68 +230,74 @@ fn nestedkv() -> Vec<Planted> {
 fn nsnquant() -> Vec<Planted> {
     let (encode, decode) = ("nsnquant/encode", "nsnquant/decode");
     vec![
-        text("swapped sign bit", encode, encode, "v >= vec4<f32>(0.0)", "v < vec4<f32>(0.0)"),
+        text("swapped sign bit", encode, encode, "v >= vec4<f32>(0.0)", "v < vec4<f32>(0.0)")
+            .by_variant(1),
         text(
             "skipped centroid",
             encode,
             encode,
             "best = better8(best, row + 1u, a, b);",
             "best = better8(best, row, a, b);",
-        ),
+        )
+        .by_variant(1),
         text(
             "lost mean",
             encode,
             encode,
             "wg_mean[c] = wg_mean[c] / f32(params.chunk);",
             "wg_mean[c] = 0.0;",
-        ),
+        )
+        .by_variant(1),
         text(
             "wrong key scale",
             encode,
             encode,
             "piece.low / key_scale_four(key_scale, channel),",
             "piece.low * key_scale_four(key_scale, channel),",
-        ),
-        parameter("wrong page", encode, encode, "page_words", less),
-        Planted {
-            fixed: true,
-            ..text(
-                "last of equal centroids",
-                encode,
-                encode,
-                "let better = scores > best.scores;\n    let rows = vec2<u32>(row);",
-                "let better = scores >= best.scores;\n    let rows = vec2<u32>(row);",
-            )
-        },
+        )
+        .by_variant(1),
+        parameter("wrong page", encode, encode, "page_words", less).by_variant(1),
+        text(
+            "last of equal centroids",
+            encode,
+            encode,
+            "let better = scores > best.scores;\n    let rows = vec2<u32>(row);",
+            "let better = scores >= best.scores;\n    let rows = vec2<u32>(row);",
+        )
+        .by_reference(11),
         text(
             "missing mean",
             decode,
             decode,
             "(value * wg_gain[token]) + own_mean(token, channel)",
             "(value * wg_gain[token])",
-        ),
+        )
+        .by_variant(1),
         text(
             "wrong key scale",
             decode,
             decode,
             "value *= key_scale_factor(key_scale, channel);",
             "value /= key_scale_factor(key_scale, channel);",
-        ),
+        )
+        .by_variant(1),
         text(
             "signs of a neighbour",
             decode,
             decode,
             "page_signed(high, signs >> 4u)",
             "page_signed(high, signs >> 3u)",
-        ),
+        )
+        .by_variant(1),
         text(
             "pages swapped",
             decode,
             decode,
             "decode_chunk(lane, chunk, page * params.page_words,",
             "decode_chunk(lane, chunk, (page ^ 1u) * params.page_words,",
-        ),
-        short(decode, decode),
+        )
+        .by_variant(1),
+        short(decode, decode).by_variant(1),
         text(
             "turned the wrong way",
             "nsnquant/rope",
@@ -379,17 +405,27 @@ fn whole() -> Vec<Planted> {
 /// Whether the stage's cases show the fault, and in how many.
 fn seen(planted: &Planted) -> Result<u32, String> {
     let (device, queue) = (support::context().device(), support::context().queue());
-    let context = Context::with_faults(device, queue, &Default::default(), &[planted.fault])
+    let context = with_faults(device, queue, &Default::default(), &[planted.fault])
         .map_err(|e| format!("was not planted: {e}"))?;
-    let config = Config {
-        cases: if planted.fixed { 0 } else { CASES },
-        fixed: planted.fixed,
-        stages: vec![planted.stage.into()],
-        seed: 5,
-    };
+    let stages = vec![planted.stage.into()];
+    let config = Config { cases: CASES, fixed: false, stages, seed: 5 };
     let mut suite = Suite::new(&config).map_err(|e| e.to_string())?;
+    let mut pinned = match planted.case {
+        Some((kind, number)) => {
+            let stage = planted.stage;
+            let text = format!(
+                r#"{{"format":"wgkv-case","stage":"{stage}","case":"{kind}","number":{number},"seed":1,"size":100}}"#
+            );
+            Some(Case::from_json(&text).map_err(|e| e.to_string())?)
+        }
+        None => None,
+    };
     let mut tried = 0;
-    while let Some(case) = suite.next_case() {
+    let mut next = |suite: &mut Suite| match planted.case {
+        Some(_) => pinned.take(),
+        None => suite.next_case(),
+    };
+    while let Some(case) = next(&mut suite) {
         let outcome = wait(&context, case.run(&context));
         let failed = outcome.failure.is_some();
         suite.add(&case, outcome);
@@ -450,7 +486,7 @@ fn in_whole_jobs() {
 fn what_would_plant_nothing_is_refused() {
     let (device, queue) = (support::context().device(), support::context().queue());
     let refused = |fault| {
-        let context = Context::with_faults(device, queue, &Default::default(), &[fault]);
+        let context = with_faults(device, queue, &Default::default(), &[fault]);
         context.expect_err("nothing is planted").to_string()
     };
     let kernel = "nestedkv/gate";

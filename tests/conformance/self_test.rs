@@ -4,13 +4,22 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context as Task, Poll, Waker};
 
+use wgkv::conformance::with_faults;
 use wgkv::gpu::{Context, ContextDescriptor, Fault, SelfTest, SelfTestPart};
 use wgkv::wgpu;
 
 use crate::support;
 
+/// Records and submits a test.
+fn start(context: &Context) -> impl Future<Output = wgkv::Result<SelfTest>> {
+    let mut encoder = context.device().create_command_encoder(&Default::default());
+    let test = context.self_test(&mut encoder).expect("a recording");
+    context.queue().submit([encoder.finish()]);
+    test
+}
+
 fn run(context: &Context) -> SelfTest {
-    let test = context.self_test().expect("a recording");
+    let test = start(context);
     context.device().poll(wgpu::PollType::wait_indefinitely()).expect("the device polls");
     pollster::block_on(test).expect("answers")
 }
@@ -26,7 +35,7 @@ fn this_device_passes() {
 #[test]
 fn nothing_blocks_before_the_device_is_polled() {
     let context = support::context();
-    let mut test = pin!(context.self_test().expect("a recording"));
+    let mut test = pin!(start(context));
     let mut task = Task::from_waker(Waker::noop());
     // Somebody else's poll may have answered it already.
     let early = test.as_mut().poll(&mut task);
@@ -79,7 +88,7 @@ fn every_part_is_told_when_it_is_wrong() {
         (SelfTestPart::Lane, "answers[at + 7u] = lane;", "answers[at + 7u] = lane + 1u;"),
     ] {
         let fault = Fault::Text { kernel, from, to };
-        let context = Context::with_faults(device, queue, &Default::default(), &[fault]);
+        let context = with_faults(device, queue, &Default::default(), &[fault]);
         let test = run(&context.unwrap_or_else(|e| panic!("{from}: {e}")));
         let parts: Vec<SelfTestPart> = test.faults.iter().map(|fault| fault.part).collect();
         assert!(parts.contains(&part), "{from}: {parts:?}");

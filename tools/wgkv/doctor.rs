@@ -96,8 +96,11 @@ fn wrapped(text: &str) -> String {
 
 /// Tries what every kernel stands on.
 fn self_test(gpu: &Gpu) -> Result<SelfTest, Fail> {
-    let test = gpu.context.self_test()?;
-    let polled = gpu.context.device().poll(wgpu::PollType::wait_indefinitely());
+    let (device, queue) = (gpu.context.device(), gpu.context.queue());
+    let mut encoder = device.create_command_encoder(&Default::default());
+    let test = gpu.context.self_test(&mut encoder)?;
+    queue.submit([encoder.finish()]);
+    let polled = device.poll(wgpu::PollType::wait_indefinitely());
     if let Some(fault) = gpu.refused() {
         return Err(Fail::device(format!("the GPU refused the self-test: {fault}")));
     }
