@@ -1,7 +1,7 @@
 //! The caller's device, adopted.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::kernel::{Kernel, Pipeline, Variant};
@@ -30,6 +30,7 @@ struct Inner {
     cache: Option<wgpu::PipelineCache>,
     pipelines: Mutex<HashMap<(&'static str, Variant), Arc<Pipeline>>>,
     nonce: AtomicU32,
+    made: AtomicU64,
 }
 
 impl Context {
@@ -51,6 +52,7 @@ impl Context {
                 cache: descriptor.pipeline_cache.cloned(),
                 pipelines: Mutex::default(),
                 nonce: AtomicU32::new(1),
+                made: AtomicU64::new(0),
             }),
         })
     }
@@ -71,7 +73,7 @@ impl Context {
     /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size;
     /// [`crate::Error::OutOfDeviceMemory`].
     pub fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
-        buffer::upload(self.device(), label, bytes)
+        buffer::upload(self.device(), label, bytes).map(|made| self.count(made))
     }
 
     /// Makes a storage buffer holding `bytes` that can also be bound as a
@@ -82,7 +84,7 @@ impl Context {
     /// [`crate::Error::OutOfDeviceMemory`].
     pub fn upload_constant(&self, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
         let usage = buffer::storage_usage() | wgpu::BufferUsages::UNIFORM;
-        buffer::upload_as(self.device(), label, bytes, usage)
+        buffer::upload_as(self.device(), label, bytes, usage).map(|made| self.count(made))
     }
 
     /// Makes an empty storage buffer that can also be copied from and to.
@@ -91,7 +93,18 @@ impl Context {
     /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size;
     /// [`crate::Error::OutOfDeviceMemory`].
     pub fn create(&self, label: &'static str, size: u64) -> Result<wgpu::Buffer> {
-        buffer::create(self.device(), label, size)
+        buffer::create(self.device(), label, size).map(|made| self.count(made))
+    }
+
+    /// Bytes of all buffers made through this context and its clones so far, those that are gone too:
+    /// what a recording adds to them is all that it can take beside its arguments.
+    pub fn made_bytes(&self) -> u64 {
+        self.inner.made.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, made: wgpu::Buffer) -> wgpu::Buffer {
+        self.inner.made.fetch_add(made.size(), Ordering::Relaxed);
+        made
     }
 
     /// The pipeline of a kernel in a variant, made at the first call.
