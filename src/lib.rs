@@ -19,7 +19,8 @@
 //! select the same tokens bit for bit; where sums of floats differ, the documentation says by how
 //! much. [`judge`] is a third version in f64, naive and sharing no code with either, for tests.
 //!
-//! [`guide`] says what to choose: bits, chunk, raw rows, budgets, and what each costs.
+//! [`guide`] has pages to read: [what to choose](guide::choosing) and what it costs, [how an engine uses
+//! the library](guide::engines), and [what is computed](guide::method), in words.
 //!
 //! # On the CPU
 //!

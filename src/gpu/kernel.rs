@@ -87,8 +87,9 @@ impl Pipeline {
             ..wgpu::ShaderRuntimeChecks::checked()
         };
         // SAFETY: every loop of the kernels counts an integer by a constant step, or halves one, up to
-        // a bound that does not change under it and that lies far enough within 32 bits (sizes are
-        // checked on the host, what comes from tables is clamped to them), so all of them end.
+        // a bound that does not change under it, which tests/gpu/lint/loops.rs checks in every variant.
+        // Bounds lie far enough within 32 bits (sizes are checked on the host, what comes from tables
+        // is clamped to them), so all loops end.
         #[allow(unsafe_code, reason = "checks are chosen on purpose")]
         let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
         let entry = |binding: u32, ty, has_dynamic_offset, min: u64| wgpu::BindGroupLayoutEntry {

@@ -6,6 +6,7 @@ mod good;
 mod help;
 mod odd;
 mod packed;
+mod plot;
 mod replay;
 mod support;
 mod sweep;

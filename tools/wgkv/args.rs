@@ -356,6 +356,9 @@ pub struct CompressArgs {
     /// Judge the outputs with the queries at the end of the sequence, each seeing only what is before
     #[arg(long)]
     pub causal: bool,
+    /// Draw kept tokens, scores, errors over positions and bytes by part into this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

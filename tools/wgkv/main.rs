@@ -15,6 +15,7 @@ mod layers;
 mod nested;
 mod packed;
 mod packing;
+mod picture;
 mod quant;
 mod ragged;
 mod replay;
