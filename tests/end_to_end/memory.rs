@@ -56,11 +56,8 @@ fn steps_take_at_most_a_fiftieth_of_the_f16_cache_beside_the_pages() {
     let prompt = context.create("prompt", row * u64::from(TOKENS)).expect("a buffer");
     let token = context.create("token", row).expect("a buffer");
     let asked = context.create("queries", row * GROUP as u64).expect("a buffer");
-    let rows = |data| IncomingRows {
-        keys: Slice::all(data),
-        values: Slice::all(data),
-        dtype: Dtype::F16,
-    };
+    let rows =
+        |data| IncomingRows { keys: Slice::all(data), values: Slice::all(data), dtype: Dtype::F16 };
     let sequence = cache.begin();
     let mut batch = cache.batch(&[sequence]).expect("a batch");
     let f16_bytes = 2 * row * u64::from(TOKENS);
