@@ -19,8 +19,11 @@ fn main() -> std::io::Result<()> {
             })
             .collect();
         for variant in variants {
-            let overrides: serde_json::Map<_, _> =
-                variant.overrides.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            let overrides: serde_json::Map<_, _> = variant
+                .overrides
+                .iter()
+                .map(|(name, value)| ((*name).into(), (*value).into()))
+                .collect();
             let constants: Vec<_> =
                 variant.constants.iter().map(|(name, value)| format!("{name}={value}")).collect();
             let shader = json!({

@@ -75,6 +75,7 @@ impl Context {
                 pipelines: Mutex::default(),
                 nonce: AtomicU32::new(1),
                 planted: Planted::new(faults),
+                made: AtomicU64::new(0),
             }),
         }
     }
