@@ -19,7 +19,8 @@
 //! select the same tokens bit for bit; where sums of floats differ, the documentation says by how
 //! much. [`judge`] is a third version in f64, naive and sharing no code with either, for tests.
 //!
-//! [`guide`] says what to choose: bits, chunk, raw rows, budgets, and what each costs.
+//! [`guide`] has pages to read: [what to choose](guide::choosing) and what it costs, [how an engine uses
+//! the library](guide::engines), and [what is computed](guide::method), in words.
 //!
 //! # On the CPU
 //!
@@ -167,11 +168,15 @@
 //! - `vulkan`, `metal`, `dx12`, `gles`, `webgpu` (all on by default): backends of wgpu.
 //! - `parallel`: threads for the CPU path; results are the same without.
 //! - `files`: sequences saved to files and loaded again, mlx-lm prompt caches ([`files`]).
+//! - `conformance`: a suite that holds a device to the CPU path and the judge (the module
+//!   `conformance`).
 //! - `cli`: the program `wgkv`.
 #![deny(unsafe_code)]
 
 pub mod attention;
 pub mod cache;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod error;
 #[cfg(feature = "files")]
 pub mod files;

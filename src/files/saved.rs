@@ -153,7 +153,7 @@ impl<'a> Saved<'a> {
         snapshot: Snapshot,
         mut pages: Vec<[Cow<'a, [u8]>; 3]>,
     ) -> Result<Self> {
-        let pool = Pool::new(config.clone())?;
+        let pool = Pool::of_any_budget(config.clone())?;
         pool.check_snapshot(&snapshot)?;
         let layout = pool.layout();
         if pages.len() != config.layers {
@@ -280,7 +280,7 @@ impl<'a> Saved<'a> {
     /// is wrong; those of [`PoolConfig::layout`]; those of [`Pool::plan_load`], but for the budget,
     /// when the tables hold no water.
     pub fn read(file: &'a [u8], config: &PoolConfig, codebook: &Codebook) -> Result<Self> {
-        let pool = Pool::new(config.clone())?;
+        let pool = Pool::of_any_budget(config.clone())?;
         let layout = pool.layout();
         let (header, start) = Header::read(file)?;
         check_format(&header)?;

@@ -1,9 +1,11 @@
 //! The caller's device, adopted.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+#[cfg(feature = "conformance")]
+use super::faults::{Fault, Planted};
 use super::kernel::{Kernel, Pipeline, Variant};
 use super::{buffer, requirements};
 use crate::error::Result;
@@ -30,6 +32,9 @@ struct Inner {
     cache: Option<wgpu::PipelineCache>,
     pipelines: Mutex<HashMap<(&'static str, Variant), Arc<Pipeline>>>,
     nonce: AtomicU32,
+    #[cfg(feature = "conformance")]
+    planted: Planted,
+    made: AtomicU64,
 }
 
 impl Context {
@@ -51,8 +56,55 @@ impl Context {
                 cache: descriptor.pipeline_cache.cloned(),
                 pipelines: Mutex::default(),
                 nonce: AtomicU32::new(1),
+                #[cfg(feature = "conformance")]
+                planted: Planted::default(),
+                made: AtomicU64::new(0),
             }),
         })
+    }
+
+    /// The same device with faults planted in what runs on it.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn planted(&self, faults: &[Fault]) -> Self {
+        let Inner { device, queue, cache, .. } = &*self.inner;
+        Self {
+            inner: Arc::new(Inner {
+                device: device.clone(),
+                queue: queue.clone(),
+                cache: cache.clone(),
+                pipelines: Mutex::default(),
+                nonce: AtomicU32::new(1),
+                planted: Planted::new(faults),
+                made: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// The kernels that ran or were warmed so far, each in its variants, in no order.
+    #[cfg(feature = "conformance")]
+    pub fn built(&self) -> Vec<(&'static str, Variant)> {
+        let pipelines = self.inner.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        pipelines.keys().cloned().collect()
+    }
+
+    /// The text that a kernel is built of.
+    fn text(&self, kernel: &Kernel, variant: &Variant) -> String {
+        #[cfg(feature = "conformance")]
+        return self.inner.planted.text(kernel, variant);
+        #[cfg(not(feature = "conformance"))]
+        kernel.text(variant)
+    }
+
+    /// What goes to the slot of a dispatch whose parameters are these.
+    #[cfg(feature = "conformance")]
+    pub(super) fn params(&self, kernel: &Kernel, bytes: &[u8]) -> Vec<u8> {
+        self.inner.planted.params(kernel, bytes)
+    }
+
+    /// The workgroups that a dispatch of so many has.
+    #[cfg(feature = "conformance")]
+    pub(super) fn groups(&self, kernel: &Kernel, groups: u64) -> u64 {
+        self.inner.planted.groups(kernel, groups)
     }
 
     /// The caller's device.
@@ -71,7 +123,7 @@ impl Context {
     /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size;
     /// [`crate::Error::OutOfDeviceMemory`].
     pub fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
-        buffer::upload(self.device(), label, bytes)
+        buffer::upload(self.device(), label, bytes).map(|made| self.count(made))
     }
 
     /// Makes a storage buffer holding `bytes` that can also be bound as a
@@ -82,7 +134,7 @@ impl Context {
     /// [`crate::Error::OutOfDeviceMemory`].
     pub fn upload_constant(&self, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
         let usage = buffer::storage_usage() | wgpu::BufferUsages::UNIFORM;
-        buffer::upload_as(self.device(), label, bytes, usage)
+        buffer::upload_as(self.device(), label, bytes, usage).map(|made| self.count(made))
     }
 
     /// Makes an empty storage buffer that can also be copied from and to.
@@ -91,7 +143,18 @@ impl Context {
     /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size;
     /// [`crate::Error::OutOfDeviceMemory`].
     pub fn create(&self, label: &'static str, size: u64) -> Result<wgpu::Buffer> {
-        buffer::create(self.device(), label, size)
+        buffer::create(self.device(), label, size).map(|made| self.count(made))
+    }
+
+    /// Bytes of all buffers made through this context and its clones so far, those that are gone too:
+    /// what a recording adds to them is all that it can take beside its arguments.
+    pub fn made_bytes(&self) -> u64 {
+        self.inner.made.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, made: wgpu::Buffer) -> wgpu::Buffer {
+        self.inner.made.fetch_add(made.size(), Ordering::Relaxed);
+        made
     }
 
     /// The pipeline of a kernel in a variant, made at the first call.
@@ -101,7 +164,14 @@ impl Context {
         pipelines
             .entry((kernel.name, variant.clone()))
             .or_insert_with(|| {
-                Arc::new(Pipeline::new(self.device(), self.inner.cache.as_ref(), kernel, variant))
+                let text = self.text(kernel, variant);
+                Arc::new(Pipeline::new(
+                    self.device(),
+                    self.inner.cache.as_ref(),
+                    kernel,
+                    variant,
+                    text,
+                ))
             })
             .clone()
     }

@@ -93,12 +93,11 @@ impl Pipeline {
         cache: Option<&wgpu::PipelineCache>,
         kernel: &Kernel,
         variant: &Variant,
+        text: String,
     ) -> Self {
         let label = Some(kernel.name);
-        let descriptor = wgpu::ShaderModuleDescriptor {
-            label,
-            source: wgpu::ShaderSource::Wgsl(kernel.text(variant).into()),
-        };
+        let descriptor =
+            wgpu::ShaderModuleDescriptor { label, source: wgpu::ShaderSource::Wgsl(text.into()) };
         // Bounds stay guarded by the driver's or naga's code, so that no table from outside can make a
         // kernel reach past its buffers, but in kernels that guard themselves, where the guards would
         // cost twice the time. The count that would end an endless loop is left out: it costs a 64-bit
@@ -109,9 +108,10 @@ impl Pipeline {
             ..wgpu::ShaderRuntimeChecks::checked()
         };
         // SAFETY: every loop of the kernels counts an integer by a constant step, or halves one, up to
-        // a bound that does not change under it and that lies far enough within 32 bits (sizes are
-        // checked on the host, what comes from tables is clamped to them), so all of them end. A
-        // kernel without guards of bounds reaches no further than its buffers: see `GUARDED`.
+        // a bound that does not change under it, which tests/gpu/lint/loops.rs checks in every variant.
+        // Bounds lie far enough within 32 bits (sizes are checked on the host, what comes from tables
+        // is clamped to them), so all loops end. A kernel without guards of bounds reaches no further than
+        // its buffers: see `GUARDED`.
         #[allow(unsafe_code, reason = "checks are chosen on purpose")]
         let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
         let entry = |binding: u32, ty, has_dynamic_offset, min: u64| wgpu::BindGroupLayoutEntry {

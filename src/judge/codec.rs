@@ -157,6 +157,9 @@ fn bits_of(bytes: &[u8], at: usize, count: usize) -> usize {
 
 /// Takes a page apart: indices, signs, first scales, second scales, means, grids, each from a whole
 /// word on.
+///
+/// # Panics
+/// For a page of another length.
 pub fn unpack(rules: &Rules, page: &[u32]) -> Page {
     let bytes: Vec<u8> = page.iter().flat_map(|word| word.to_le_bytes()).collect();
     let (mut at, mut stored) = (0, 0);
@@ -297,7 +300,7 @@ pub struct Faults {
     /// over the error that rounding leaves in the token.
     pub codes: f64,
     /// Grids: distance of the low ends and steps from those of the definition in steps of f16,
-    /// less 1; those of the second scales over the error that rounding leaves in the tokens.
+    /// less 1; of the second scales', beyond what the rounding of the tokens leaves in their logs.
     pub grids: f64,
 }
 
@@ -322,12 +325,13 @@ fn log(scale: f64) -> f64 {
     if scale > 0.0 { scale.log2() } else { -128.0 }
 }
 
-/// Distance of a grid from the one that spans values, in steps of f16 beyond one.
-fn grid_fault(grid: (f64, f64), low: f64, high: f64) -> f64 {
+/// Distance of a grid from the one that spans values, in steps of f16 beyond one, where the ends of
+/// the values may be off by `noise`: the step of nearly equal values is far smaller than they are.
+fn grid_fault(grid: (f64, f64), low: f64, high: f64, noise: f64) -> f64 {
     let first = from_f16(to_f16(low));
     let step = from_f16(to_f16((high - grid.0) / 15.0)).max(0.0);
-    let lows = (grid.0 - first).abs() / spacing(low);
-    lows.max((grid.1 - step).abs() / spacing(step)) - 1.0
+    let lows = ((grid.0 - first).abs() - noise) / spacing(low);
+    lows.max(((grid.1 - step).abs() - noise / 15.0) / spacing(step)) - 1.0
 }
 
 /// Distance of a value from that of its code beyond half a step; 0 beyond the ends of the grid.
@@ -383,7 +387,7 @@ pub fn check(
     match rules.form {
         Form::Four => {
             let (low, high) = scale_ends(&own);
-            raise(&mut faults.grids, grid_fault(page.grids[0], low, high));
+            raise(&mut faults.grids, grid_fault(page.grids[0], low, high, 0.0));
             for (scale, code) in own.iter().zip(&page.codes[0]) {
                 raise(&mut faults.s1, code_fault(page.grids[0], *code, log(*scale)));
             }
@@ -425,7 +429,7 @@ pub fn check(
         for (grid, (wanted, codes)) in page.grids[first..].iter().zip(groups) {
             let low = wanted.iter().fold(f64::INFINITY, |a, v| a.min(*v));
             let high = wanted.iter().fold(f64::NEG_INFINITY, |a, v| a.max(*v));
-            raise(&mut faults.grids, grid_fault(*grid, low, high));
+            raise(&mut faults.grids, grid_fault(*grid, low, high, 0.0));
             for (value, code) in wanted.iter().zip(codes) {
                 raise(&mut faults.o, code_fault(*grid, *code, *value));
             }
@@ -489,7 +493,9 @@ pub fn check(
     if rules.form == Form::Four {
         let (low, high) = scale_ends(&scales);
         let most = noise.iter().fold(0.0, |a: f64, v| a.max(*v));
-        raise(&mut faults.grids, grid_fault(page.grids[1], low, high) / most);
+        // Some roundings of a half of 2^-24 each, in logs to base 2.
+        let blur = 2f64.powi(-21) * most;
+        raise(&mut faults.grids, grid_fault(page.grids[1], low, high, blur));
         for ((scale, code), error) in scales.iter().zip(&page.codes[1]).zip(&noise) {
             raise(&mut faults.s2, code_fault(page.grids[1], *code, log(*scale)) / error);
         }

@@ -4,7 +4,7 @@ use super::{Bits, PageLayout, Profile};
 use crate::error::{Error, Result};
 
 /// How a cache packs its rows and which it keeps raw: one of the combinations that were found best at
-/// their size on real models (the [guide](crate::guide) has what each costs).
+/// their size on real models (the [guide](crate::guide::choosing) has what each costs).
 ///
 /// The bits in the names are those of an element of a packed row, scales and means counted, at 64
 /// channels and more a head, rounded up to a quarter; keys and values have equally many. What stays

@@ -100,6 +100,44 @@ fn both_paths_attend_to_every_scheme() {
     }
 }
 
+/// Head dimensions of models beyond 64, 80 and 128, by the profiles that pack real keys: tuned under
+/// key scales, paper without the keys' whole embedding.
+#[test]
+fn both_paths_attend_to_heads_of_every_width_of_models() {
+    let bits = |bits: usize| Bits::ALL[bits - 1];
+    for (dim, keys, values) in [(96, 3, 4), (160, 2, 2), (192, 1, 3), (256, 3, 2), (384, 4, 1)] {
+        let shape = Shape {
+            batch: 1,
+            kv_heads: 2,
+            group: 2,
+            tokens: 2,
+            dim_k: dim,
+            dim_v: dim,
+            raw: vec![5, 0],
+            pages: vec![1, 2],
+            chunk: 9,
+            bits: (2, 2),
+            dtype: Dtype::F16,
+        };
+        let kinds = [Kind::Normal, Kind::Offset, Kind::Offset];
+        let mut tuned = Case::new(shape.clone(), kinds, dim as u64);
+        tuned.scale(dim as u64);
+        let schemes = [Profile::Tuned.key_scheme(bits(keys)), Profile::Tuned.scheme(bits(values))];
+        tuned.repack(schemes, [Kind::Offset; 2], dim as u64);
+        println!("tuned {dim}");
+        tuned.judge_paths(SCALED_SLACK);
+
+        let mut paper = Case::new(shape, kinds, dim as u64);
+        let schemes = [keys, values].map(|rate| Profile::Paper.scheme(bits(rate.min(2))));
+        let pairing = Pairing::ALL[dim / 32 % 2];
+        let rope = Rope::with_theta(pairing, 1e4, dim).expect("an embedding");
+        paper.repack_turned(schemes, [Kind::Offset; 2], dim as u64, Some(rope));
+        paper.config.causal = Some(20);
+        println!("paper {dim} {pairing:?}");
+        paper.judge_paths(SLACK);
+    }
+}
+
 /// Keys whose embedding the codec takes off, near the start and far from it, in few channels and in
 /// all, in head dimensions that do and do not fit the workgroup's memory at once.
 #[test]

@@ -119,7 +119,7 @@ fn what_is_reported_is_what_is_allocated() {
 fn slabs_beyond_the_binding_limit_are_refused() {
     let (device, queue) = support::device(&wgpu::Limits::default());
     let context = Context::new(&device, &queue, &ContextDescriptor::default()).unwrap();
-    let config = PoolConfig { slab_bytes: 1 << 28, ..config() };
+    let config = PoolConfig { slab_bytes: 1 << 28, byte_budget: 1 << 40, ..config() };
     let fault = PagedCache::new(&context, config, Codebook::builtin());
     assert!(matches!(fault, Err(Error::DeviceLimit { argument: "slab_bytes", .. })));
 }

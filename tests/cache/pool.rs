@@ -512,7 +512,8 @@ fn config() -> impl Strategy<Value = PoolConfig> {
             let page = PageClass::ALL.map(|class| layout.bytes(class)).into_iter().max().unwrap();
             config.slab_bytes = page * (1 + 3 * slab) + 4 * slab;
             // From a few slabs to more than a program can fill.
-            config.byte_budget = config.slab_bytes * budget * budget;
+            let budget = config.slab_bytes * budget * budget;
+            config.byte_budget = budget.max(config.smallest_bytes().unwrap());
             config
         },
     )

@@ -54,8 +54,7 @@ fn what_is_put_into_an_empty_pool_takes_the_same_pages_and_bytes() {
 fn a_load_that_does_not_fit_changes_nothing() {
     let world = world(true, false);
     let snapshot = taken(&world);
-    let config = PoolConfig { byte_budget: 1000, ..world.pool.config().clone() };
-    let pool = Pool::new(config).unwrap();
+    let pool = Pool::new(crate::twin::smallest(world.pool.config().clone())).unwrap();
     assert!(matches!(pool.plan_load(&snapshot), Err(Error::OutOfBudget { .. })));
     assert_eq!(pool.revision(), 0);
 }

@@ -7,7 +7,7 @@ use wgkv::nestedkv::{Budget, EvictConfig};
 use wgkv::nsnquant::Codebook;
 
 use crate::support;
-use crate::twin::{Twin, config};
+use crate::twin::{Twin, config, smallest};
 
 /// Forks with shared pages, one of an evicted prompt, told or not in the second layer.
 pub fn twin(config: PoolConfig, told: bool) -> Twin {
@@ -92,10 +92,9 @@ fn an_import_beyond_the_budget_leaves_the_cache_as_it_was() {
     let first = twin(config(), true);
     let exported = first.cpu.export(&ids(&first)).unwrap();
     let pages = slices(&exported);
-    let small = PoolConfig { byte_budget: first.cpu.held_bytes() - 1, ..config() };
-    let mut other = Twin::new(small);
+    let mut other = Twin::new(smallest(config()));
     let place = other.begin(9);
-    other.add(&[(place, 40)], true, false).unwrap();
+    other.add(&[(place, 4)], true, false).unwrap();
     let before = from_device(&other, &ids(&other));
     let refused = other.cpu.import(&exported.snapshot, &pages);
     assert!(matches!(refused, Err(Error::OutOfBudget { .. })), "{refused:?}");

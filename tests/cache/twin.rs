@@ -38,6 +38,16 @@ pub fn config() -> PoolConfig {
     }
 }
 
+/// The same with the smallest budget, in slabs of one raw page.
+pub fn smallest(config: PoolConfig) -> PoolConfig {
+    let layout = config.layout().expect("a layout");
+    let pages = PageClass::ALL.map(|class| layout.bytes(class));
+    let slab_bytes = pages.into_iter().max().expect("three classes");
+    let config = PoolConfig { slab_bytes, ..config };
+    let byte_budget = config.smallest_bytes().expect("bytes");
+    PoolConfig { byte_budget, ..config }
+}
+
 /// One row of a stream.
 pub fn row(
     stream: u64,

@@ -7,8 +7,16 @@ use serde_json::{Value, json};
 
 use crate::support::{File, Folder, pair, tensor, u32s};
 
-/// Takes a file that the program wrote apart, to be changed and written again.
+/// Takes a file that the program wrote apart, to be changed and written again, without its checksum.
 fn open(path: &Path) -> File {
+    let mut file = open_whole(path);
+    if let Some(metadata) = file.header["__metadata__"].as_object_mut() {
+        metadata.remove("checksum");
+    }
+    file
+}
+
+fn open_whole(path: &Path) -> File {
     let bytes = std::fs::read(path).expect("the file is there");
     let file = SafeTensors::deserialize(&bytes).expect("the file is whole");
     let (_, header) = SafeTensors::read_metadata(&bytes).expect("the file is whole");
@@ -47,6 +55,20 @@ fn with_u32(file: &File, name: &str, values: &[u32]) -> File {
     out.meta(file.header["__metadata__"].clone())
 }
 
+/// The same file without a tensor.
+fn without(file: &File, name: &str) -> File {
+    let mut out = File::new();
+    for (key, entry) in file.header.iter().filter(|(key, _)| *key != name && *key != "__metadata__")
+    {
+        let at = |i: usize| entry["data_offsets"][i].as_u64().expect("a number") as usize;
+        let shape: Vec<usize> =
+            serde_json::from_value(entry["shape"].clone()).expect("a list of numbers");
+        let dtype = entry["dtype"].as_str().expect("a name");
+        out = out.tensor(key, dtype, &shape, &file.data[at(0)..at(1)]);
+    }
+    out.meta(file.header["__metadata__"].clone())
+}
+
 /// The same file with one number of a layer's metadata replaced.
 fn with_note(file: &File, field: &str, value: Value) -> File {
     let mut file = file.clone();
@@ -55,6 +77,46 @@ fn with_note(file: &File, field: &str, value: Value) -> File {
     note[field] = value;
     file.header["__metadata__"]["layers.0"] = json!(note.to_string());
     file
+}
+
+/// What only the checksum tells: parts that are gone together with what speaks of them, a bit.
+#[test]
+fn packed_files_that_were_changed_are_refused() {
+    let folder = Folder::new();
+    let dense = folder.write("x.st", &pair([1, 2, 150, 32]).bytes());
+    let args = ["--target-bits", "2.75", "--backend", "cpu"];
+    let packed = open_whole(&folder.run("compress", &dense, "p.st", &args));
+    let run = |file: &File, words: &[&str]| {
+        let path = folder.write("other.st", &file.bytes());
+        if words.is_empty() {
+            folder.run("dequantize", &path, "d.st", &["--backend", "cpu"]);
+        } else {
+            folder.refuses("dequantize", &path, &["--backend", "cpu"], words);
+        }
+    };
+    // Written again by another writer, tensors in another order.
+    run(&packed, &[]);
+    let damaged = ["other.st", "changed", "checksum"];
+    let mut gone = without(&packed, "layers.0.k.scale");
+    let text = gone.header["__metadata__"]["layers.0"].as_str().expect("text").to_string();
+    let mut note: Value = serde_json::from_str(&text).expect("JSON");
+    note.as_object_mut().expect("an object").remove("key_scale").expect("it has scales");
+    gone.header["__metadata__"]["layers.0"] = json!(note.to_string());
+    run(&gone, &damaged);
+    // Without the checksum there is nothing that tells.
+    gone.header["__metadata__"].as_object_mut().expect("an object").remove("checksum");
+    run(&gone, &[]);
+
+    let mut other = packed.clone();
+    let begin = other.header["layers.0.v.pages"]["data_offsets"][0].as_u64().expect("a number");
+    other.data[begin as usize + 9] ^= 1;
+    run(&other, &damaged);
+    run(&with_note(&packed, "recent", json!(17)), &damaged);
+    for told in ["", "0", "00000000000000000000000000000000"] {
+        let mut other = packed.clone();
+        other.header["__metadata__"]["checksum"] = json!(told);
+        run(&other, &damaged);
+    }
 }
 
 #[test]

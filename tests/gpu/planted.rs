@@ -56,6 +56,44 @@ fn a_clean_kernel_passes() {
 }
 
 #[test]
+fn loops_without_an_end_in_sight() {
+    let rule = "loop without an end in sight";
+    for body in [
+        "loop { if word > 3u { break; } }",
+        "var i = 0u; while i < 4u { if word > 3u { i += 1u; } }",
+        "for (var i = 0u; i < word; i += lane) { output[i] = i; }",
+        "for (var i = 0u; i < word; i += params.divisor) { output[i] = i; }",
+        "for (var i = 0u; i < 8u; i = i * 2u) { output[i] = i; }",
+        "for (var i = 0u; i < 8u; i -= 1u) { output[i] = i; }",
+        "for (var i = 8u; i > 0u; i += 1u) { output[i] = i; }",
+        "for (var i = 8u; i >= 0u; i -= 1u) { output[i] = i; }",
+        "for (var i = 7u; i > 0u; i -= 2u) { output[i] = i; }",
+        "for (var i = 0u; i < 8u; i++) { if word == i { i = 0u; } }",
+        "for (var i = 0u; i < output[7]; i++) { output[7] += 2u; }",
+        "var end = word; for (var i = 0u; i < end; i++) { end += 2u; }",
+        "var end = word; for (var i = 0u; i < end; i++) { more(&end); }",
+        "for (var i = 0u; i < 8u; ) { output[i] = i; }",
+        "for (var i = 0u; ; i++) { if i == word { break; } }",
+        "for (var i = 0u; word < 8u; i++) { output[i] = i; }",
+        "for (var i = 0u; 0u * i < 8u; i++) { output[i] = i; }",
+    ] {
+        sees(rule, "fn more(end: ptr<function, u32>) { *end += 2u; }", body);
+    }
+    for body in [
+        "for (var i = lane; i < word; i += 64u) { output[i] = i; }",
+        "for (var i = lane; 2u * i + 3u < params.count; i++) { output[i] = i; }",
+        "for (var i = 64u; i > 0u; i >>= 1u) { output[i] = i; }",
+        "for (var i = 64u; i >= 8u; i = i >> 1u) { output[i] = i; }",
+        "for (var i = params.count; i > 0u; i--) { output[i] = i; }",
+        "for (var i = 0u; i < input[3]; i++) { output[i] = i; }",
+        "let end = output[7]; for (var i = 0u; i < end; i++) { output[7] += 2u; }",
+        "for (var i = 0u; i < 8u; i++) { for (var j = i; j < 9u; j += 4u) { output[j] = i; } }",
+    ] {
+        passes("", body);
+    }
+}
+
+#[test]
 fn workgroup_sizes() {
     for (size, right) in [(32, false), (64, true), (96, true), (100, false), (256, true)] {
         let text = format!("@compute @workgroup_size({size}) fn main() {{}}");
@@ -211,7 +249,13 @@ fn barriers_that_some_threads_miss() {
     sees(rule, "", &format!("if lane >= params.count {{ return; }} {barrier}"));
     sees(rule, "", &format!("if word == 0u {{ {barrier} }}"));
     sees(rule, "", &format!("for (var i = 0u; i < lane; i++) {{ {barrier} }}"));
-    sees(rule, "", &format!("loop {{ if wg_shared[0] == 0u {{ break; }} {barrier} }}"));
+    sees(
+        rule,
+        "",
+        &format!(
+            "for (var i = 0u; i < 4u; i++) {{ if wg_shared[0] == 0u {{ break; }} {barrier} }}"
+        ),
+    );
     sees(
         rule,
         "",
@@ -249,10 +293,7 @@ fn barriers_that_all_threads_meet() {
         ),
     );
     passes("", &format!("let n = input[group.x]; if n == 0u {{ {barrier} }}"));
-    passes(
-        "",
-        &format!("var n = params.count; loop {{ if n == 0u {{ break; }} n = n >> 1u; {barrier} }}"),
-    );
+    passes("", &format!("for (var n = params.count; n > 0u; n = n >> 1u) {{ {barrier} }}"));
     passes(
         "fn part(a: u32, b: u32) -> u32 { return min(a, b); }",
         &format!("if part(group.x, params.count) == 0u {{ {barrier} }}"),

@@ -249,6 +249,31 @@ fn every_combination_packs_on_the_gpu_as_the_judge_says() {
         .unwrap_or_else(|e| panic!("{e}"));
 }
 
+/// Head dimensions of models beyond 64, 80 and 128, by the profiles that pack real keys.
+#[test]
+fn tuned_and_paper_pack_heads_of_every_width_of_models() {
+    let cases = [
+        (96, 3, Pairing::Halves),
+        (160, 2, Pairing::Interleaved),
+        (192, 1, Pairing::Halves),
+        (256, 3, Pairing::Halves),
+        (384, 4, Pairing::Interleaved),
+    ];
+    for (dim, rate, pairing) in cases {
+        let rope = Rope::with_theta(pairing, 1e4, dim).expect("an embedding");
+        let bits = |rate: usize| Bits::ALL[rate - 1];
+        for (scheme, scaled, rope) in [
+            (Profile::Tuned.key_scheme(bits(rate)), true, None),
+            (Profile::Paper.scheme(bits(rate.min(2))), false, Some(rope)),
+        ] {
+            let (kind, dtype) = (Kind::Normal, Dtype::F16);
+            let call = Call { scheme, dim, chunk: 9, dtype, kind, scaled, rope, seed: dim as u64 };
+            check_call(&call).unwrap_or_else(|e| panic!("{e}"));
+            check_device(&call).unwrap_or_else(|e| panic!("{e}"));
+        }
+    }
+}
+
 /// Pages of the two paths are the same words but for the choices that rounding decides.
 #[test]
 fn the_paths_agree_on_nearly_every_page() {

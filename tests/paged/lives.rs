@@ -161,7 +161,9 @@ pub fn device_config() -> impl Strategy<Value = PoolConfig> {
         let page = PageClass::ALL.map(|class| layout.bytes(class)).into_iter().max().unwrap();
         let slabs = config.byte_budget / config.slab_bytes;
         let slab_bytes = page * (1 + shaped.slab_bytes % 7);
-        PoolConfig { slab_bytes, byte_budget: slab_bytes * slabs, ..shaped }
+        let sized = PoolConfig { slab_bytes, ..shaped };
+        let byte_budget = (slab_bytes * slabs).max(sized.smallest_bytes().unwrap());
+        PoolConfig { byte_budget, ..sized }
     })
 }
 
@@ -217,7 +219,8 @@ fn config() -> impl Strategy<Value = PoolConfig> {
             let layout = config.layout().unwrap();
             let page = PageClass::ALL.map(|class| layout.bytes(class)).into_iter().max().unwrap();
             config.slab_bytes = page * (1 + 3 * slab) + 4 * slab;
-            config.byte_budget = config.slab_bytes * budget * budget;
+            let budget = config.slab_bytes * budget * budget;
+            config.byte_budget = budget.max(config.smallest_bytes().unwrap());
             config
         },
     )

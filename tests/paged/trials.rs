@@ -2,8 +2,9 @@
 //! drafts, forks, members that come and go.
 
 use wgkv::cache::pool::PoolConfig;
-use wgkv::layout::Bits;
 use wgkv::layout::pool::PageClass;
+use wgkv::layout::{Bits, Profile};
+use wgkv::nsnquant::{Pairing, Rope};
 use wgkv::shape::Dtype;
 
 use crate::attend::Ask;
@@ -340,6 +341,43 @@ fn the_tuned_profile_attends_and_saves_as_any_other() {
         world.check();
         fetch(&mut world, &[0]);
         world.attend(&[0], 0, &Ask::newest(2, &[1]));
+        world.end();
+    }
+}
+
+/// The published form: the whole rotary embedding is taken off packed keys, in either pairing, through
+/// eviction, decoding, a trim into a packed page, forks and a file.
+#[test]
+fn paper_packs_keys_without_their_whole_embedding() {
+    for (pairing, raw) in Pairing::ALL.into_iter().zip([Dtype::F16, Dtype::Bf16]) {
+        let config = PoolConfig {
+            profile: Profile::Paper,
+            rope: Rope::with_theta(pairing, 1e4, 64).ok(),
+            head_dim_k: 64,
+            head_dim_v: 32,
+            bits: Some((Bits::Two, Bits::One)),
+            chunk: 16,
+            sinks: 4,
+            recent: 8,
+            raw,
+            byte_budget: 1 << 30,
+            slab_bytes: 1 << 16,
+            ..config()
+        };
+        let mut world = World::both(&config);
+        let place = world.prompt(1, 90, Finish::Uniform(61));
+        world.go_on(&[(place, 1, 40)], false);
+        let packed = world.rows(place, 0, 1).iter().filter(|row| row.packed).count();
+        assert_eq!(packed, (61 + 40 - 12) / 16 * 16);
+        world.check();
+        fetch(&mut world, &[0]);
+        world.attend(&[0], 0, &Ask::newest(2, &[1]));
+        assert!(world.trim(&[(0, 25)]));
+        world.fork(place);
+        world.go_on(&[(place, 1, 30)], false);
+        assert!(world.reload(&[0, 1]));
+        world.check();
+        world.attend(&[0, 1, 2, 3], 1, &Ask::newest(1, &[1, 2]));
         world.end();
     }
 }

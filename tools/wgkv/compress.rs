@@ -7,11 +7,12 @@ use wgkv::shape::Elements;
 use crate::args::{Common, CompressArgs};
 use crate::attend::{Cache, attend, take_rows};
 use crate::engine::Engine;
-use crate::file::{Data, Fail, Output, Source, shown};
+use crate::file::{Data, Fail, Output, Source, shown, write_whole};
 use crate::layers::{Dense, Kind, Names, Pair, layers, want};
 use crate::nested::{check_keeping, evict_config, score_config, select};
-use crate::packed::{Packed, write_codebook};
+use crate::packed::{Packed, Side, write_codebook};
 use crate::packing::{Spec, pack, restore};
+use crate::picture::Picture;
 use crate::ragged::Ragged;
 use crate::report::{print, progress, spread, table};
 
@@ -208,18 +209,41 @@ pub fn run(args: &CompressArgs, common: &Common) -> Result<(), Fail> {
         }
     }
     let mut output = Output::create(&args.out.output)?;
+    let mut picture = None;
+    if let Some(path) = &args.plot {
+        // Tried like a file of tensors, before any work is done.
+        Output::create(path)?;
+        let tokens = |layer: &u32| -> Result<usize, Fail> {
+            Ok(source.entry(&format!("layers.{layer}.k"), 4)?.shape[2])
+        };
+        let tokens: Result<Vec<usize>, Fail> =
+            list.iter().map(|(layer, _)| tokens(layer)).collect();
+        picture = Some(Picture::new(tokens?.into_iter().max().unwrap_or(0)));
+    }
     let engine = Engine::open(common)?;
     let bar = progress(list.len(), "compressing");
     let mut reports = Vec::with_capacity(list.len());
     for (layer, names) in list {
-        let (report, packed) = one(args, &spec, &engine, &mut source, layer, &names)?;
+        let (report, packed) =
+            one(args, &spec, &engine, &mut source, layer, &names, picture.as_mut())?;
         packed.write(layer, &mut output)?;
         reports.push(report);
         bar.inc(1);
     }
     bar.finish_and_clear();
     write_codebook(&spec.codebook, spec.profile, &mut output);
+    let drawn = match &picture {
+        Some(picture) => {
+            let mut total = Bytes::default();
+            reports.iter().for_each(|report| total.add(report.bytes));
+            picture.draw(total.before, &total.parts())?
+        }
+        None => String::new(),
+    };
     let output_bytes = output.finish()?;
+    if let Some(path) = &args.plot {
+        write_whole(path, drawn.as_bytes())?;
+    }
     show(common, &engine, &reports, output_bytes)
 }
 
@@ -230,6 +254,7 @@ fn one(
     source: &mut Source,
     layer: u32,
     names: &Names,
+    mut picture: Option<&mut Picture>,
 ) -> Result<(Report, Packed), Fail> {
     let pair = Pair::read(source, layer, names)?;
     let queries = match names.contains_key("q") {
@@ -243,8 +268,15 @@ fn one(
         pair.k.tokens,
         pair.k.heads,
     );
-    let kept = select(engine, &pair.k, &config, layer)
+    let (kept, scores) = select(engine, &pair.k, &config, layer)
         .map_err(|e| e.at(shown(&pair.k.name)).at(source.name()))?;
+    if let Some(picture) = &mut picture {
+        for (row, span) in kept.offsets.windows(2).enumerate() {
+            let scores = &scores[row * pair.k.tokens..(row + 1) * pair.k.tokens];
+            let kept = &kept.positions[span[0] as usize..span[1] as usize];
+            picture.add_head(layer, row, scores, kept);
+        }
+    }
     let rows = |dense: &Dense| take_rows(dense, &kept.offsets, &kept.positions);
     let whole = kept.positions.len() == pair.k.rows() * pair.k.tokens;
     let evicted = Ragged {
@@ -261,10 +293,18 @@ fn one(
     };
     let packed = pack(engine, spec, &evicted).map_err(|e| e.at(source.name()))?;
     let (places, positions) = (packed.places(), packed.all_positions());
-    let error = |side, data: &Data| -> Result<Errors, Fail> {
-        Ok(Errors::of(&restore(engine, side, &places, &positions)?, data.elements()))
+    let mut error = |number, side: &Side, data: &Data| -> Result<Errors, Fail> {
+        let (got, want) = (restore(engine, side, &places, &positions)?, data.elements());
+        if let Some(picture) = &mut picture {
+            let dim = side.codec.layout().head_dim();
+            for (row, (got, position)) in got.chunks_exact(dim).zip(&positions).enumerate() {
+                let want = (row * dim..(row + 1) * dim).map(|at| want.get(at));
+                picture.add_row(number, *position, got, want);
+            }
+        }
+        Ok(Errors::of(&got, want))
     };
-    let (k, v) = (error(&packed.k, &evicted.k)?, error(&packed.v, &evicted.v)?);
+    let (k, v) = (error(0, &packed.k, &evicted.k)?, error(1, &packed.v, &evicted.v)?);
     let bytes = Bytes::of(&pair, &packed);
     let kept: Vec<u32> = packed.offsets.windows(2).map(|row| row[1] - row[0]).collect();
     let tokens = pair.k.tokens;

@@ -27,6 +27,12 @@ pub struct Gpu {
 impl Engine {
     /// Opens what the options ask for and says on standard error what was taken.
     pub fn open(common: &Common) -> Result<Self, Fail> {
+        Self::open_as(common, false)
+    }
+
+    /// As [`Self::open`]; on a GPU with no more than WebGPU promises, but for sizes of buffers and
+    /// timestamps, if `baseline`.
+    pub fn open_as(common: &Common, baseline: bool) -> Result<Self, Fail> {
         if common.backend == Backend::Cpu {
             if common.adapter.is_some() {
                 return Err(Fail::input("--adapter goes with a GPU, not with --backend cpu"));
@@ -44,7 +50,7 @@ impl Engine {
             {
                 continue;
             }
-            match Gpu::open(adapter) {
+            match Gpu::open(adapter, baseline) {
                 Ok(gpu) => {
                     say(&format!("running on {}", describe(&info)));
                     return Ok(Self::Gpu(Box::new(gpu)));
@@ -80,12 +86,18 @@ impl Engine {
 }
 
 impl Gpu {
-    fn open(adapter: &wgpu::Adapter) -> Result<Self, String> {
+    fn open(adapter: &wgpu::Adapter, baseline: bool) -> Result<Self, String> {
+        let limits = gpu::required_limits(&adapter.limits());
+        let plain = wgpu::Limits {
+            max_buffer_size: limits.max_buffer_size,
+            max_storage_buffer_binding_size: limits.max_storage_buffer_binding_size,
+            ..wgpu::Limits::default()
+        };
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("wgkv"),
             required_features: gpu::required_features()
                 | (adapter.features() & wgpu::Features::TIMESTAMP_QUERY),
-            required_limits: gpu::required_limits(&adapter.limits()),
+            required_limits: if baseline { plain } else { limits },
             ..Default::default()
         };
         if !adapter.features().contains(descriptor.required_features) {
@@ -105,6 +117,11 @@ impl Gpu {
         let context = Context::new(&device, &queue, &ContextDescriptor::default())
             .map_err(|e| e.to_string())?;
         Ok(Self { context, info: adapter.get_info(), fault })
+    }
+
+    /// The first thing that the GPU refused since this was last asked.
+    pub fn refused(&self) -> Option<String> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Records work with `record`, runs it, and hands back the bytes of the read-backs it asked for.
@@ -128,7 +145,7 @@ impl Gpu {
         let timing = recorder.finish()?;
         self.context.queue().submit([encoder.finish()]);
         let polled = device.poll(wgpu::PollType::wait_indefinitely());
-        if let Some(fault) = self.fault.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(fault) = self.refused() {
             return Err(Fail::device(format!("the GPU refused the work: {fault}")));
         }
         polled.map_err(|e| Fail::device(format!("the GPU did not answer: {e}")))?;

@@ -65,13 +65,13 @@ pub fn evict_config(
     EvictConfig { score, budget, sinks, safeguard: keeping.safeguard }
 }
 
-/// Scores a layer, selects, and says what the user should know.
+/// Scores a layer, selects, and says what the user should know. Also gives the scores.
 pub fn select(
     engine: &Engine,
     keys: &Dense,
     config: &EvictConfig,
     layer: u32,
-) -> Result<Kept, Fail> {
+) -> Result<(Kept, Vec<f32>), Fail> {
     let tensor = keys.tensor()?;
     let scored = engine.score(&tensor, &config.score)?;
     let kept = engine.keep(&scored.score, keys.rows(), keys.tokens, config)?;
@@ -81,7 +81,7 @@ pub fn select(
             config.sinks.min(u32::try_from(keys.tokens).unwrap_or(u32::MAX))
         ));
     }
-    Ok(kept)
+    Ok((kept, scored.score))
 }
 
 /// `score`.
@@ -143,7 +143,7 @@ pub fn evict(args: &EvictArgs, common: &Common) -> Result<(), Fail> {
         let pair = Pair::read(&mut source, layer, &names)?;
         let config =
             evict_config(config, &args.keeping, args.sinks.sinks, pair.k.tokens, pair.k.heads);
-        let kept = select(&engine, &pair.k, &config, layer)
+        let (kept, _) = select(&engine, &pair.k, &config, layer)
             .map_err(|e| e.at(shown(&pair.k.name)).at(source.name()))?;
         let gather = |dense: &Dense| -> Result<Vec<f16>, Fail> {
             dense

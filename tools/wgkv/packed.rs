@@ -15,7 +15,9 @@
 //!
 //! and once `codebook_signed`, `codebook_magnitude` F32 `[256, 8]`, with the profile tuned also
 //! `codebook_plain` F32 `[3712]`, the books of 1 to 4 bits one after the other. The metadata hold
-//! `format`, `version`, `profile` (`compat`, `tuned` or `paper`) and per layer, under `layers.<i>`, the numbers of [`Note`] as JSON.
+//! `format`, `version`, `profile` (`compat`, `tuned` or `paper`), per layer, under `layers.<i>`, the
+//! numbers of [`Note`] as JSON, and `checksum`, XXH3-128 of all of that and of the tensors. Files of
+//! before there was one are read; one that does not fit is refused.
 
 use std::io::{Read, Seek};
 use std::sync::Arc;
@@ -174,6 +176,7 @@ impl Packed {
 
     /// Adds the layer to a packed file.
     pub fn write(self, layer: u32, output: &mut Output) -> Result<(), Fail> {
+        output.seal();
         output.note("format", FORMAT);
         output.note("version", VERSION);
         output.note("profile", profile_of(&self.k.codec).name());
@@ -405,6 +408,12 @@ pub fn write_codebook(codebook: &Codebook, profile: Profile, output: &mut Output
         let rows = codebook.rows(bits).to_vec();
         output.put(name, &[CODEBOOK_ROWS, PIECE], Payload::F32(rows));
     }
+}
+
+/// Checks a packed file as a whole and reads its codebook, as all that read one begin.
+pub fn open_packed<R: Read + Seek>(source: &mut Source<R>) -> Result<Arc<Codebook>, Fail> {
+    source.check_sum()?;
+    read_codebook(source)
 }
 
 /// Reads the codebook of a file.

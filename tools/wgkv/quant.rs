@@ -9,7 +9,7 @@ use crate::args::{Common, DequantizeArgs, QuantizeArgs, Wide};
 use crate::engine::Engine;
 use crate::file::{Data, Fail, Output, Payload, Source};
 use crate::layers::{Kind, Names, Pair, layers, want};
-use crate::packed::{Packed, read_codebook, write_codebook};
+use crate::packed::{Packed, open_packed, write_codebook};
 use crate::packing::{Spec, pack, restore, restore_f16};
 use crate::ragged::Ragged;
 use crate::report::{finish, progress, spread};
@@ -141,7 +141,7 @@ pub fn dequantize(args: &DequantizeArgs, common: &Common) -> Result<(), Fail> {
     let mut source = Source::open(&args.input)?;
     want(&source, &[Kind::Packed], "a packed cache")?;
     let list = layers(&source, common.layers.as_deref())?;
-    let codebook = read_codebook(&mut source)?;
+    let codebook = open_packed(&mut source)?;
     let mut output = Output::create(&args.out.output)?;
     let engine = Engine::open(common)?;
     let bar = progress(list.len(), "unpacking");

@@ -213,40 +213,34 @@ fn plain_values(
     let groups = params.attend.groups;
     let step = 4u * groups;
     let odd = (own.piece & 1u) == 1u;
-    var number = 0u;
-    var base = 0u;
     var words = plain_value_four_words(own, 0u, start, own.group, count);
-    while number < pages {
-        var next = number;
-        var after = base + step;
-        if after >= count {
-            next = number + 1u;
-            after = 0u;
-        }
-        let coming = plain_value_four_words(
-            own, min(next, pages - 1u), start, after + own.group, count);
-        if (plain_flags[number] & PLAIN_SKIP) == 0u {
-            let t = base + own.group;
-            let at = min(vec4<u32>(t, t + groups, t + 2u * groups, t + 3u * groups),
-                vec4<u32>(count - 1u)) + number * count;
-            var weights = PlainFour(
-                plain_weight[at.x], plain_weight[at.y], plain_weight[at.z], plain_weight[at.w]);
-            if base + step > count {
-                weights = PlainFour(
-                    select(Real(0.0), weights.a, Flag(t < count)),
-                    select(Real(0.0), weights.b, Flag(t + groups < count)),
-                    select(Real(0.0), weights.c, Flag(t + 2u * groups < count)),
-                    select(Real(0.0), weights.d, Flag(t + 3u * groups < count)),
-                );
+    for (var number = 0u; number < pages; number++) {
+        for (var base = 0u; base < count; base += step) {
+            let within = base + step < count;
+            let next = select(min(number + 1u, pages - 1u), number, within);
+            let after = select(0u, base + step, within) + own.group;
+            let coming = plain_value_four_words(own, next, start, after, count);
+            if (plain_flags[number] & PLAIN_SKIP) == 0u {
+                let t = base + own.group;
+                let at = min(vec4<u32>(t, t + groups, t + 2u * groups, t + 3u * groups),
+                    vec4<u32>(count - 1u)) + number * count;
+                var weights = PlainFour(
+                    plain_weight[at.x], plain_weight[at.y], plain_weight[at.z], plain_weight[at.w]);
+                if base + step > count {
+                    weights = PlainFour(
+                        select(Real(0.0), weights.a, Flag(t < count)),
+                        select(Real(0.0), weights.b, Flag(t + groups < count)),
+                        select(Real(0.0), weights.c, Flag(t + 2u * groups < count)),
+                        select(Real(0.0), weights.d, Flag(t + 3u * groups < count)),
+                    );
+                }
+                plain_add(run, weights.a, plain_value_codes(words.a, odd));
+                plain_add(run, weights.b, plain_value_codes(words.b, odd));
+                plain_add(run, weights.c, plain_value_codes(words.c, odd));
+                plain_add(run, weights.d, plain_value_codes(words.d, odd));
             }
-            plain_add(run, weights.a, plain_value_codes(words.a, odd));
-            plain_add(run, weights.b, plain_value_codes(words.b, odd));
-            plain_add(run, weights.c, plain_value_codes(words.c, odd));
-            plain_add(run, weights.d, plain_value_codes(words.d, odd));
+            words = coming;
         }
-        words = coming;
-        number = next;
-        base = after;
     }
 }
 

@@ -53,7 +53,8 @@ impl Partials<'_> {
             slot_base: self.slot_base,
             head_dim_v: plan.head_dim_v as u32,
             pieces_v: pieces as u32,
-            groups: (lanes / pieces) as u32,
+            // Loops step by it.
+            groups: (lanes / pieces).max(1) as u32,
             pieces_multiplier: by_pieces.multiplier,
             pieces_shift1: by_pieces.shift1,
             pieces_shift2: by_pieces.shift2,

@@ -105,16 +105,18 @@ impl PoolConfig {
         let page = PageClass::ALL.map(|class| roomy.bytes(class)).into_iter().fold(0, u64::max);
         let part = byte_budget / (USUAL_SLABS * layers as u64);
         config.slab_bytes = part.clamp(page, page.max(USUAL_SLAB));
-        let needed = config.smallest_bytes()?;
-        if byte_budget < needed {
-            return Err(Error::OutOfBudget { needed, available: byte_budget });
-        }
+        config.check_budget()?;
         Ok(config)
     }
 
+    /// Refuses a budget that cannot hold the smallest cache.
+    pub(super) fn check_budget(&self) -> Result<()> {
+        let (needed, available) = (self.smallest_bytes()?, self.byte_budget);
+        if available < needed { Err(Error::OutOfBudget { needed, available }) } else { Ok(()) }
+    }
+
     /// Bytes that the smallest cache takes that keeps, packs and decodes rows: a slab of each class in
-    /// each layer. With a smaller `byte_budget` a pool refuses rows sooner or later, however few there
-    /// are.
+    /// each layer. A pool is refused a smaller `byte_budget`.
     ///
     /// # Errors
     /// As [`Self::layout`].

@@ -35,8 +35,16 @@ impl Pool {
     /// An empty pool, without slabs.
     ///
     /// # Errors
-    /// Those of [`PoolConfig::layout`].
+    /// Those of [`PoolConfig::layout`]; [`Error::OutOfBudget`] for a budget below
+    /// [`PoolConfig::smallest_bytes`].
     pub fn new(config: PoolConfig) -> Result<Self> {
+        let pool = Self::of_any_budget(config)?;
+        pool.config.check_budget()?;
+        Ok(pool)
+    }
+
+    /// A pool that only describes sequences, whatever memory there is for them.
+    pub(crate) fn of_any_budget(config: PoolConfig) -> Result<Self> {
         let layout = config.layout()?;
         let pages = vec![PageClass::ALL.map(Pages::new); config.layers];
         Ok(Self { config, layout, pages, revision: 0, slots: Vec::new(), vacant: Vec::new() })

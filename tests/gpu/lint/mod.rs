@@ -1,6 +1,7 @@
 //! Rules that keep shaders right on backends nobody here can run: what compilers for Apple GPUs get
 //! wrong or may assume, what browsers refuse, and what the WebGPU baseline has room for.
 
+mod loops;
 mod uniformity;
 
 use naga::{
@@ -60,6 +61,7 @@ pub fn module(shader: &Shader) -> Vec<Fault> {
     }
     for (handle, function) in module.functions.iter() {
         let name = function.name.as_deref().unwrap_or("a function");
+        ends(module, function, name, &mut faults);
         Body { module, function, info: &shader.info[handle], name }.check(&mut faults);
     }
     for (index, point) in module.entry_points.iter().enumerate() {
@@ -70,6 +72,7 @@ pub fn module(shader: &Shader) -> Vec<Fault> {
             name: &point.name,
         };
         body.check(&mut faults);
+        ends(module, &point.function, &point.name, &mut faults);
         for place in uniformity::divergent_barriers(module, &point.function) {
             faults.push(fault("barrier in divergent control flow", place));
         }
@@ -77,6 +80,12 @@ pub fn module(shader: &Shader) -> Vec<Fault> {
     faults.sort();
     faults.dedup();
     faults
+}
+
+fn ends(module: &Module, function: &Function, name: &str, faults: &mut Vec<Fault>) {
+    for lack in loops::endless(module, function) {
+        faults.push(fault("loop without an end in sight", format!("{lack} in {name}")));
+    }
 }
 
 fn entry(module: &Module, faults: &mut Vec<Fault>) {

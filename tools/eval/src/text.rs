@@ -103,6 +103,13 @@ pub fn read(name: &str, words: &Words, tokens: usize) -> Result<Text> {
 
 /// Gets models and the texts with pip.
 pub fn fetch(python: &str, models: &[String]) -> Result<()> {
+    let models = models
+        .iter()
+        .map(|name| {
+            let names = || MODELS.map(|known| known.name).join(" or ");
+            known(name).with_context(|| format!("no model {name}: {}", names()))
+        })
+        .collect::<Result<Vec<_>>>()?;
     let folder = folder();
     std::fs::create_dir_all(&folder)?;
     let run = |args: &[&str]| -> Result<()> {
@@ -119,10 +126,7 @@ pub fn fetch(python: &str, models: &[String]) -> Result<()> {
         }
         bail!("no file {end} was fetched")
     };
-    for name in models {
-        let known = known(name).with_context(|| {
-            format!("no model {name}: {}", MODELS.map(|known| known.name).join(" or "))
-        })?;
+    for known in models {
         let file = folder.join(known.file);
         if file.exists() {
             continue;

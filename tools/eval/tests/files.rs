@@ -1,83 +1,23 @@
 //! Small random models, written into files as others write them, and read.
 
-use std::collections::HashMap;
+mod small;
+
 use std::fs::File;
 use std::path::Path;
 
 use candle_core::quantized::gguf_file::{Value, write};
 use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor, safetensors};
+use candle_core::{Device, Tensor};
 use serde_json::{Value as Json, json};
 use wgkv_eval::cache::{Cache, Kind, Place};
 use wgkv_eval::choice::{Choice, Window};
 use wgkv_eval::model::{Model, Pairs, Rows};
 use wgkv_eval::words::Words;
 
-const LAYERS: usize = 2;
-const WIDTH: usize = 48;
-const INNER: usize = 40;
-const HEADS: usize = 2;
-const HEAD_DIM: usize = 32;
-const VOCABULARY: usize = 20;
-
-type Tensors = HashMap<String, Tensor>;
-
-/// Tensors of a model, named as in most published files.
-fn published(head_norms: bool, biases: bool) -> Tensors {
-    let mut state = 7u64;
-    let mut draw = move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
-    let mut tensors = Tensors::new();
-    let mut add = |name: String, dims: &[usize]| {
-        let middle = if name.contains("norm") { 1.0 } else { 0.0 };
-        let elements = (0..dims.iter().product()).map(|_| middle + 0.5 * draw()).collect();
-        tensors.insert(name, Tensor::from_vec::<_, f32>(elements, dims, &Device::Cpu).unwrap());
-    };
-    add("model.embed_tokens.weight".into(), &[VOCABULARY, WIDTH]);
-    add("lm_head.weight".into(), &[VOCABULARY, WIDTH]);
-    add("model.norm.weight".into(), &[WIDTH]);
-    for layer in 0..LAYERS {
-        let mut part =
-            |name: &str, dims: &[usize]| add(format!("model.layers.{layer}.{name}"), dims);
-        for (name, heads) in [("q", HEADS), ("k", 1), ("v", 1)] {
-            part(&format!("self_attn.{name}_proj.weight"), &[heads * HEAD_DIM, WIDTH]);
-            if biases {
-                part(&format!("self_attn.{name}_proj.bias"), &[heads * HEAD_DIM]);
-            }
-            if head_norms && name != "v" {
-                part(&format!("self_attn.{name}_norm.weight"), &[HEAD_DIM]);
-            }
-        }
-        part("self_attn.o_proj.weight", &[WIDTH, HEADS * HEAD_DIM]);
-        part("input_layernorm.weight", &[WIDTH]);
-        part("post_attention_layernorm.weight", &[WIDTH]);
-        part("mlp.gate_proj.weight", &[INNER, WIDTH]);
-        part("mlp.up_proj.weight", &[INNER, WIDTH]);
-        part("mlp.down_proj.weight", &[WIDTH, INNER]);
-    }
-    tensors
-}
-
-fn config(architecture: &str) -> Json {
-    json!({
-        "model_type": architecture, "hidden_size": WIDTH, "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": 1,
-        "head_dim": HEAD_DIM, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5, "rope_theta": 5000.0,
-        "rope_scaling": null, "tie_word_embeddings": false, "eos_token_id": [1, 2],
-    })
-}
-
-fn write_folder(path: &Path, config: &Json, tensors: &Tensors) {
-    std::fs::write(path.join("config.json"), config.to_string()).unwrap();
-    // In two files, as great models are.
-    let (a, b): (Vec<_>, Vec<_>) = tensors.iter().partition(|(name, _)| name.contains("layers.0"));
-    for (name, part) in [("model-1.safetensors", a), ("model-2.safetensors", b)] {
-        let part: Tensors = part.into_iter().map(|(k, v)| (k.clone(), v.clone())).collect();
-        safetensors::save(&part, path.join(name)).unwrap();
-    }
-}
+use small::{
+    HEAD_DIM, HEADS, INNER, LAYERS, Tensors, VOCABULARY, WIDTH, config, published, write_folder,
+    write_words,
+};
 
 /// Names in GGUF files.
 fn short(name: &str) -> String {
@@ -310,29 +250,12 @@ fn words_of_a_folder() {
     };
     assert!(Words::read(folder.path()).is_err());
     write("config.json", config("llama"));
-    let begin = json!({"SpecialToken": {"id": "<s>", "type_id": 0}});
-    let sequence = json!({"Sequence": {"id": "A", "type_id": 0}});
-    let special = json!({
-        "id": 0, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
-        "normalized": false, "special": true,
-    });
-    write(
-        "tokenizer.json",
-        json!({
-            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [special],
-            "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "decoder": null,
-            "post_processor": {
-                "type": "TemplateProcessing", "single": [begin, sequence], "pair": [sequence],
-                "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
-            },
-            "model": {"type": "WordLevel", "vocab": {"<s>": 0, "a": 1, "b": 2}, "unk_token": "a"},
-        }),
-    );
+    write_words(folder.path());
     let words = Words::read(folder.path()).unwrap();
-    assert_eq!(words.encode("b a b").unwrap(), [0, 2, 1, 2]);
-    assert_eq!(words.decode(&[0, 2, 1]).unwrap(), "b a");
+    assert_eq!(words.encode("w2 w1 w2").unwrap(), [0, 2, 1, 2]);
+    assert_eq!(words.decode(&[0, 2, 1]).unwrap(), "w2 w1");
     assert_eq!((words.before().unwrap(), words.ends()), (1, &[1, 2][..]));
-    assert_eq!(words.chat("b"), "b");
+    assert_eq!(words.chat("w2"), "w2");
     write("tokenizer_config.json", json!({"chat_template": "{{'<|im_start|>'}}"}));
     assert!(
         Words::read(folder.path()).unwrap().chat("b").contains("<|im_start|>user\nb<|im_end|>")

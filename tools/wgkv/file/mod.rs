@@ -1,5 +1,6 @@
 //! Reading and writing safetensors files.
 
+mod checksum;
 mod fail;
 mod source;
 mod write;
@@ -7,4 +8,4 @@ mod write;
 pub use fail::Fail;
 pub use source::{Source, said};
 pub use wgkv::files::{Data, FileDtype, Header, shown};
-pub use write::{Output, Payload};
+pub use write::{Output, Payload, write_whole};

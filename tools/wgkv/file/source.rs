@@ -8,6 +8,7 @@ use std::path::Path;
 
 use wgkv::files::{Data, Entry, FileDtype, Header, MlxLm, PromptCache, looks_like, shown};
 
+use super::checksum::{CHECKSUM, Checksum};
 use super::fail::Fail;
 
 /// An open file and its header.
@@ -140,6 +141,35 @@ impl<R: Read + Seek> Source<R> {
         }
         let data = self.load(tensor, &entry)?;
         Ok((entry.shape, data))
+    }
+
+    /// Holds the whole file against its checksum; one without any is taken as it is.
+    pub fn check_sum(&mut self) -> Result<(), Fail> {
+        let Some(told) = self.header.metadata.get(CHECKSUM) else { return Ok(()) };
+        let mut sum = Checksum::new(&self.header);
+        let mut part = vec![0; 1 << 16];
+        for (name, entry) in &self.header.tensors {
+            sum.tensor(name, entry);
+            let mut read = || -> std::io::Result<()> {
+                self.reader.seek(SeekFrom::Start(self.data_start + entry.begin))?;
+                let mut left = entry.end - entry.begin;
+                while left > 0 {
+                    let now = left.min(part.len() as u64) as usize;
+                    self.reader.read_exact(&mut part[..now])?;
+                    sum.bytes(&part[..now]);
+                    left -= now as u64;
+                }
+                Ok(())
+            };
+            read().map_err(|e| self.fail(name, format!("cannot be read: {}", said(&e))))?;
+        }
+        let got = sum.digits();
+        if got == *told {
+            return Ok(());
+        }
+        let message =
+            format!("is damaged or was changed: its {CHECKSUM} is {got}, it says {}", shown(told));
+        Err(Fail::input(message).at(self.name()))
     }
 
     fn load<T: bytemuck::Pod>(&mut self, tensor: &str, entry: &Entry) -> Result<Vec<T>, Fail> {

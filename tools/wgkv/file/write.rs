@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use tempfile::NamedTempFile;
 use wgkv::files::{Entry, FileDtype, Header, shown};
 
+use super::checksum::{CHECKSUM, Checksum};
 use super::fail::Fail;
 use super::source::said;
 
@@ -53,6 +54,7 @@ pub struct Output {
     path: PathBuf,
     tensors: Vec<Tensor>,
     header: Header,
+    sealed: bool,
 }
 
 impl Output {
@@ -75,7 +77,7 @@ impl Output {
         }
         // Only a trial: long work that is interrupted must leave nothing behind.
         temporary(&path).map_err(|e| fail(format!("cannot be written: {}", said(&e))))?;
-        Ok(Self { path, tensors: Vec::new(), header: Header::default() })
+        Ok(Self { path, tensors: Vec::new(), header: Header::default(), sealed: false })
     }
 
     /// Adds a tensor.
@@ -92,6 +94,24 @@ impl Output {
         self.header.metadata.insert(key.into(), value.into());
     }
 
+    /// Lets the file carry a checksum.
+    pub fn seal(&mut self) {
+        self.sealed = true;
+    }
+
+    fn checksum(&self) -> String {
+        let mut sum = Checksum::new(&self.header);
+        let mut tensors: Vec<&Tensor> = self.tensors.iter().collect();
+        tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        for tensor in tensors {
+            if let Some(entry) = self.header.tensors.get(&tensor.name) {
+                sum.tensor(&tensor.name, entry);
+            }
+            sum.bytes(tensor.data.bytes());
+        }
+        sum.digits()
+    }
+
     /// Writes the file and gives it its name. Returns its size in bytes.
     pub fn finish(mut self) -> Result<u64, Fail> {
         // Wide elements first, so that every tensor lies aligned for readers that map the file.
@@ -106,25 +126,42 @@ impl Output {
             let entry = Entry { dtype: data.dtype(), shape: shape.clone(), begin, end };
             self.header.tensors.insert(name.clone(), entry);
         }
+        if self.sealed {
+            let digits = self.checksum();
+            self.note(CHECKSUM, digits);
+        }
         let header = self.header.to_bytes();
-        let shown_path = shown(&self.path.display().to_string());
-        let fail = |e: &std::io::Error| {
-            Fail::input(format!("cannot be written: {}", said(e))).at(&shown_path)
-        };
-        let temporary = temporary(&self.path).map_err(|e| fail(&e))?;
-        let mut file = BufWriter::new(temporary.as_file());
-        let written = (|| {
-            file.write_all(&header)?;
-            for tensor in &self.tensors {
-                file.write_all(tensor.data.bytes())?;
-            }
-            file.flush()
-        })();
-        drop(file);
-        written.map_err(|e| fail(&e))?;
-        temporary.persist(&self.path).map_err(|e| fail(&e.error))?;
+        write_parts(
+            &self.path,
+            [&header[..]].into_iter().chain(self.tensors.iter().map(|tensor| tensor.data.bytes())),
+        )?;
         Ok(header.len() as u64 + end)
     }
+}
+
+/// Writes a file whole or not at all.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Fail> {
+    // Behind a link the file itself is replaced, as a plain write would do.
+    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    write_parts(&path, [bytes].into_iter())
+}
+
+fn write_parts<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> Result<(), Fail> {
+    let shown_path = shown(&path.display().to_string());
+    let fail =
+        |e: &std::io::Error| Fail::input(format!("cannot be written: {}", said(e))).at(&shown_path);
+    let temporary = temporary(path).map_err(|e| fail(&e))?;
+    let mut file = BufWriter::new(temporary.as_file());
+    let written = (|| {
+        for part in parts {
+            file.write_all(part)?;
+        }
+        file.flush()
+    })();
+    drop(file);
+    written.map_err(|e| fail(&e))?;
+    temporary.persist(path).map_err(|e| fail(&e.error))?;
+    Ok(())
 }
 
 /// A file beside `path` that goes away unless it is moved.

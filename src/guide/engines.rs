@@ -1,0 +1,158 @@
+//! How an engine uses the library: its device, its sizes, its features, one decode step.
+//!
+//! `tools/engine` in the repository is this page as a program that runs and compares itself with the CPU
+//! path: `cargo run --features files --example engine`.
+//!
+//! # The device stays yours
+//!
+//! Nothing here creates a device, submits, polls or blocks. Make the device with at least
+//! [`required_limits`](crate::gpu::required_limits), and with
+//! [`optional_features`](crate::gpu::optional_features) for timestamps and the pipeline cache. No feature is
+//! required.
+//!
+//! ```no_run
+//! use wgkv::gpu::{Context, ContextDescriptor, optional_features, required_limits};
+//! use wgkv::wgpu;
+//!
+//! # async fn open() -> Result<(), Box<dyn std::error::Error>> {
+//! let instance = wgpu::Instance::default();
+//! let adapter = instance.request_adapter(&Default::default()).await?;
+//! let (device, queue) = adapter
+//!     .request_device(&wgpu::DeviceDescriptor {
+//!         required_features: optional_features(adapter.features()),
+//!         // What the engine itself needs goes on top of these.
+//!         required_limits: required_limits(&adapter.limits()),
+//!         ..Default::default()
+//!     })
+//!     .await?;
+//! let context = Context::new(&device, &queue, &ContextDescriptor::default())?;
+//! # drop(context);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A [`Context`](crate::gpu::Context) holds pipelines and parameter slots; make one a device and clone it.
+//! A device without the limits is refused by the limit's name. Engines on another version of wgpu cannot
+//! share their device: types of two versions do not mix; [`crate::wgpu`] is the version in use.
+//!
+//! # Sizes
+//!
+//! [`PoolConfig::new`](crate::cache::pool::PoolConfig::new) takes a preset, layers, KV heads, channels, and
+//! a budget in bytes; slabs follow from these. What a sequence takes can be told beforehand:
+//!
+//! ```
+//! use wgkv::cache::pool::{Operation, Part, Pool, PoolConfig};
+//! use wgkv::layout::Preset;
+//!
+//! # fn main() -> wgkv::Result<()> {
+//! // 30 layers, 3 KV heads of 64 channels, 512 MiB.
+//! let config = PoolConfig::new(&Preset::default(), 30, 3, [64, 64], 512 << 20)?;
+//! assert!(config.smallest_bytes()? <= config.byte_budget);
+//! let mut pool = Pool::new(config)?;
+//! let parts = [Part { sequence: pool.begin(), tokens: 4096 }];
+//! let needs = pool.needs(&Operation::Append { parts: &parts, flush: true })?;
+//! assert!(needs.fits());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Pages are those of one KV head, so heads of uneven length waste nothing. Bindings limit a slab, not a
+//! sequence. Where memory is short, [`Pool::needs`](crate::cache::pool::Pool::needs) says what an operation would take,
+//! and [`Error::OutOfBudget`](crate::Error::OutOfBudget) leaves everything as it was: free a sequence, or save one to a
+//! file ([`crate::files`]), and try again.
+//!
+//! # A sequence's life
+//!
+//! | step | call on [`gpu::PagedCache`](crate::cache::gpu::PagedCache) |
+//! |---|---|
+//! | a new sequence | `begin`, or `fork` of one with the same beginning |
+//! | the prompt, in pieces of any length | `step(&Operation::Prefill { .. })`, then `record` a layer |
+//! | its end, all tokens | `step(&Operation::Finish { keep: Keep::All, .. })`, `record_all` |
+//! | its end, with eviction | `evict` a layer, then `finish` with the counts |
+//! | each further token | `step(&Operation::Append { .. })`, `record` and `attend` a layer |
+//! | a rejected draft | `step(&Operation::Trim { .. })`, `record_all` |
+//! | a pause | `save`, `load` (feature `files`), between CPU and GPU too |
+//! | the end | `free`; `shrink` gives empty slabs back |
+//!
+//! While the prompt is read, let it attend to its raw keys and values, as the model would without a cache: a
+//! prompt that sees its own packed chunks adds their errors up from layer to layer.
+//!
+//! # One decode step
+//!
+//! For every member of the batch one token; the engine's own kernels write keys, values and queries of a
+//! layer into buffers, the cache's work goes into the same encoder, and the attention output is a buffer for the
+//! next kernel. The members may have any lengths; the number of dispatches does not depend on how many there are.
+//!
+//! ```no_run
+//! use wgkv::attention::PagedAttend;
+//! use wgkv::attention::gpu::DeviceQueries;
+//! use wgkv::cache::gpu::{IncomingRows, PagedCache};
+//! use wgkv::cache::pool::{Operation, Part, SequenceId};
+//! use wgkv::gpu::{Context, Recorder, Slice};
+//! use wgkv::shape::Dtype;
+//! use wgkv::wgpu;
+//!
+//! /// Kernels of the engine for one layer: keys and values `[batch * KV heads, 1, d]` and queries
+//! /// `[batch, query heads, 1, d]` before attention, and whatever comes after it.
+//! trait Layer {
+//!     fn before(&self, encoder: &mut wgpu::CommandEncoder) -> [&wgpu::Buffer; 3];
+//!     fn after(&self, encoder: &mut wgpu::CommandEncoder, attended: &wgpu::Buffer);
+//! }
+//!
+//! fn decode(
+//!     context: &Context,
+//!     cache: &mut PagedCache,
+//!     members: &[SequenceId],
+//!     layers: &[&dyn Layer],
+//! ) -> wgkv::Result<()> {
+//!     let part = |id: &SequenceId| Part { sequence: *id, tokens: 1 };
+//!     let parts: Vec<Part> = members.iter().map(part).collect();
+//!     // Books the pages; `flush` packs the chunks that the new tokens complete.
+//!     let step = cache.step(&Operation::Append { parts: &parts, flush: true })?;
+//!     let mut batch = cache.batch(members)?;
+//!     let mut encoder = context.device().create_command_encoder(&Default::default());
+//!     for (number, layer) in layers.iter().enumerate() {
+//!         let [keys, values, data] = layer.before(&mut encoder).map(Slice::all);
+//!         let mut recorder = Recorder::new(context, &mut encoder);
+//!         let dtype = Dtype::F16;
+//!         let rows = IncomingRows { keys, values, dtype };
+//!         cache.record(&mut recorder, &step, number, Some(rows))?;
+//!         let (batch_size, heads, head_dim) = (members.len(), 9, 64);
+//!         let queries =
+//!             DeviceQueries { data, dtype, batch: batch_size, heads, tokens: 1, head_dim };
+//!         let settings = PagedAttend::default();
+//!         let attended = cache.attend(&mut recorder, &mut batch, number, &queries, &settings)?;
+//!         recorder.finish()?;
+//!         layer.after(&mut encoder, &attended.out);
+//!     }
+//!     context.queue().submit([encoder.finish()]);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! `attended.out` is f32 `[batch, query heads, 1, d]`. Rows are written before they are packed or read, by the
+//! order in the encoder. A [`Step`](crate::cache::gpu::Step) is booked at once: if its encoder is dropped, free its
+//! sequences.
+//!
+//! # What comes back
+//!
+//! [`Recorder::read_back`](crate::gpu::Recorder::read_back) gives a future. Natively it resolves once the engine polls
+//! its device; in a browser by itself. It is an error, not zeros, when the work did not reach its end: the
+//! driver gave up, the device is lost, or the encoder was never submitted.
+//!
+//! # Features of the crate
+//!
+//! An engine usually takes the library without the program and with its own choice of backends, which are those
+//! of wgpu: `default-features = false, features = ["vulkan", "metal", "dx12"]`; `webgpu` in a browser;
+//! `parallel` if the CPU path matters; `files` to save sequences. There are no build scripts, and shaders are part of
+//! the crate.
+//!
+//! # Models that differ
+//!
+//! - Query heads are a multiple of KV heads; the library finds the KV head of each.
+//! - Keys and values may differ in channels ([`Hadamard`](crate::nsnquant::Hadamard) says which numbers there
+//!   are: multiples of 8 up to 512, among them 64, 80, 96, 112, 128, 192, 256).
+//! - Sliding windows, soft caps and other scales: [`PagedAttend`](crate::attention::PagedAttend).
+//! - Layers whose rows are another size: a pool for each size.
+//! - Rotary embeddings: keys come with theirs. A pool that knows it ([`PoolConfig::rope`](crate::cache::pool::PoolConfig))
+//!   packs keys without; queries always come with theirs.

@@ -1,0 +1,76 @@
+//! What is computed, in words. The modules say the same stage by stage, with accuracy and order of sums;
+//! here is the thread that goes through them.
+//!
+//! # What a cache is
+//!
+//! A transformer that writes keeps, for each layer and each KV head, a key and a value of every token so
+//! far: two vectors of `d` channels. For a new token its query `q` gives every key a logit
+//! `<q, k> / sqrt(d)`; their exponentials, divided by their sum, are the weights of the mean of the values that
+//! comes out. So the cache grows with the text, and all of it is read for every token. It gets smaller in
+//! two ways here: fewer tokens, and fewer bits for each.
+//!
+//! # Which tokens stay: NestedKV
+//!
+//! ([`crate::nestedkv`], arXiv 2605.26678.) A token is worth keeping if its key stands out from the others:
+//! what is like everything else can be stood in for. Keys are brought to length 1; then
+//!
+//! 1. three **anchors** are their means over the whole prompt, over the token's block (128 to 256 tokens),
+//!    and over the 64 tokens before it;
+//! 2. an **anomaly** at each scale is minus the dot product of the key with the anchor, stretched over the
+//!    row to `[0, 1]`;
+//! 3. a **blend** weighs the scales: each head prefers the scale at which its highest and lowest tenths lie
+//!    furthest apart (a softmax over three gaps, with a prior);
+//! 4. the **surprise** of a token is how much its three anomalies disagree. A **gate** lets surprising tokens
+//!    have the largest of the three in place of the blend.
+//!
+//! The highest scores stay, equal ones by lower position, the first few tokens (**sinks**) in any case. The
+//! same count may stay in each head ([`Budget::Uniform`](crate::nestedkv::Budget)), or a layer's total is
+//! shared out: every head is sure of a floor, and all other tokens of all heads compete for what is left
+//! ([`Budget::Adaptive`](crate::nestedkv::Budget)). Heads are then of different lengths, in memory too.
+//! It happens once, at the end of the prompt; what comes later stays.
+//!
+//! # How a token is packed: NSNQuant
+//!
+//! ([`crate::nsnquant`], arXiv 2505.18231.) A code of few bits needs to know how its input is distributed.
+//! Instead of measuring that for each model, a chunk of tokens is brought to one known distribution:
+//!
+//! 1. every token is divided by its length over `sqrt(d)` (**s1**);
+//! 2. the chunk's mean (**o**) is taken off, channel by channel;
+//! 3. every token is divided by its length again (**s2**);
+//! 4. a **Hadamard transform** mixes all channels: each becomes a sum of all with signs, which is close to
+//!    normal, whatever the channels were;
+//! 5. pieces of 2 to 8 channels are replaced by the number of the nearest entry of a **book** that was
+//!    trained on normal noise once and for all.
+//!
+//! Decoding goes back the same way. A token at 2 bits of 64 channels is 16 bytes, and its share of scales and
+//! means is less than 2.
+//!
+//! What the library adds to that, each a choice of its own ([`Scheme`](crate::layout::Scheme)):
+//!
+//! - **books of 1, 2, 3 and 4 bits** whose entries have lengths of their own, so that keys and values can have
+//!   different rates;
+//! - a **gain** folded into s2: values come back without bias, keys with their length;
+//! - **scales and means in 4 bits**, each stored before the next step is computed with what was stored;
+//! - the **mean in the transformed domain**, where a few large channels are spread over all;
+//! - **key scales**: a factor for each channel of a head, fixed from its first chunks. Keys are divided by it,
+//!   queries multiplied;
+//! - keys **without their rotary embedding** ([`Codec::with_rope`](crate::nsnquant::Codec::with_rope)): a
+//!   mean of keys says more before every position has turned them by another angle.
+//!
+//! # How attention reads the codes
+//!
+//! ([`crate::attention`].) The transform `H` keeps dot products: `<q, H^T c> = <H q, c>`. So the query is
+//! transformed once, and the logit of a token is `s1 (s2 <H q, c> + <q, o>)`, in which `<q, o>` is one number a
+//! chunk. The output needs the transform once as well: `H^T` of the weighted codes, plus the chunks' means,
+//! each times the sum of its weights. Nothing is unpacked. With a rotary embedding taken off, `<q, R_t o>` takes
+//! a cosine and a sine for each pair of channels and token.
+//!
+//! Sinks, packed chunks and raw rows are one softmax: every part gives its largest logit, its sum of weights
+//! and its weighted sum of values, and parts are merged in a fixed order (arXiv 2307.08691). The logarithm of the
+//! sum comes out beside the output, so that an engine can merge further parts.
+//!
+//! # What raw rows are for
+//!
+//! The first tokens get much of the weight whatever the text, and the newest are looked at most; both stay as
+//! they came. A chunk is packed once enough newer tokens lie behind it ([`crate::cache::plan`]), so the
+//! packed form depends on the tokens alone, not on how they came.
