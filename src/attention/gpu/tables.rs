@@ -104,7 +104,6 @@ impl DeviceTables {
     /// together; [`crate::Error::DeviceLimit`] where they exceed the largest binding.
     pub fn new(context: &Context, layout: &PoolLayout, tables: &Tables) -> Result<Self> {
         check(tables, layout)?;
-        #[allow(non_snake_case)]
         let units = tables.units(UNIT_PAGES)?;
         let mut words = Vec::new();
         let pages = [&tables.sinks, &tables.packed, &tables.tail];
