@@ -9,6 +9,7 @@ use crate::{attention, nestedkv, nsnquant, primitives};
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
     let mut kernels = vec![
         (gpu::completion_kernel(), vec![Variant::default()]),
+        (gpu::self_test_kernel(), vec![Variant::default()]),
         (cache::gpu::rows::kernel(), cache::gpu::rows::variants()),
         (cache::gpu::copy::kernel(), cache::gpu::copy::variants()),
         (cache::gpu::write::kernel(), cache::gpu::write::variants()),

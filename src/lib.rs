@@ -168,11 +168,15 @@
 //! - `vulkan`, `metal`, `dx12`, `gles`, `webgpu` (all on by default): backends of wgpu.
 //! - `parallel`: threads for the CPU path; results are the same without.
 //! - `files`: sequences saved to files and loaded again, mlx-lm prompt caches ([`files`]).
+//! - `conformance`: a suite that holds a device to the CPU path and the judge (the module
+//!   `conformance`).
 //! - `cli`: the program `wgkv`.
 #![deny(unsafe_code)]
 
 pub mod attention;
 pub mod cache;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod error;
 #[cfg(feature = "files")]
 pub mod files;

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+#[cfg(feature = "conformance")]
+use super::faults::{Fault, Planted};
 use super::kernel::{Kernel, Pipeline, Variant};
 use super::{buffer, requirements};
 use crate::error::Result;
@@ -30,6 +32,8 @@ struct Inner {
     cache: Option<wgpu::PipelineCache>,
     pipelines: Mutex<HashMap<(&'static str, Variant), Arc<Pipeline>>>,
     nonce: AtomicU32,
+    #[cfg(feature = "conformance")]
+    planted: Planted,
     made: AtomicU64,
 }
 
@@ -52,9 +56,55 @@ impl Context {
                 cache: descriptor.pipeline_cache.cloned(),
                 pipelines: Mutex::default(),
                 nonce: AtomicU32::new(1),
+                #[cfg(feature = "conformance")]
+                planted: Planted::default(),
                 made: AtomicU64::new(0),
             }),
         })
+    }
+
+    /// The same device with faults planted in what runs on it.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn planted(&self, faults: &[Fault]) -> Self {
+        let Inner { device, queue, cache, .. } = &*self.inner;
+        Self {
+            inner: Arc::new(Inner {
+                device: device.clone(),
+                queue: queue.clone(),
+                cache: cache.clone(),
+                pipelines: Mutex::default(),
+                nonce: AtomicU32::new(1),
+                planted: Planted::new(faults),
+                made: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// The kernels that ran or were warmed so far, each in its variants, in no order.
+    #[cfg(feature = "conformance")]
+    pub fn built(&self) -> Vec<(&'static str, Variant)> {
+        let pipelines = self.inner.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        pipelines.keys().cloned().collect()
+    }
+
+    /// The text that a kernel is built of.
+    fn text(&self, kernel: &Kernel, variant: &Variant) -> String {
+        #[cfg(feature = "conformance")]
+        return self.inner.planted.text(kernel, variant);
+        #[cfg(not(feature = "conformance"))]
+        kernel.text(variant)
+    }
+
+    /// What goes to the slot of a dispatch whose parameters are these.
+    #[cfg(feature = "conformance")]
+    pub(super) fn params(&self, kernel: &Kernel, bytes: &[u8]) -> Vec<u8> {
+        self.inner.planted.params(kernel, bytes)
+    }
+
+    /// The workgroups that a dispatch of so many has.
+    #[cfg(feature = "conformance")]
+    pub(super) fn groups(&self, kernel: &Kernel, groups: u64) -> u64 {
+        self.inner.planted.groups(kernel, groups)
     }
 
     /// The caller's device.
@@ -114,7 +164,14 @@ impl Context {
         pipelines
             .entry((kernel.name, variant.clone()))
             .or_insert_with(|| {
-                Arc::new(Pipeline::new(self.device(), self.inner.cache.as_ref(), kernel, variant))
+                let text = self.text(kernel, variant);
+                Arc::new(Pipeline::new(
+                    self.device(),
+                    self.inner.cache.as_ref(),
+                    kernel,
+                    variant,
+                    text,
+                ))
             })
             .clone()
     }

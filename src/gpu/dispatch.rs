@@ -143,8 +143,8 @@ impl<'a> Recorder<'a> {
         groups: Groups,
     ) -> Result<()> {
         let limits = self.context.device().limits();
-        let (width, height) =
-            groups.fold(kernel.name, limits.max_compute_workgroups_per_dimension)?;
+        let limit = limits.max_compute_workgroups_per_dimension;
+        let fold = groups.fold(kernel.name, limit)?;
         if slices.len() != kernel.bindings.len() {
             return Err(Error::Length {
                 argument: kernel.name,
@@ -156,16 +156,22 @@ impl<'a> Recorder<'a> {
             check_slice(*binding, slice, &limits)?;
         }
         check_aliases(kernel.bindings, slices)?;
-        if width == 0 {
+        if groups.0 == 0 {
             return Ok(());
         }
+        #[cfg(feature = "conformance")]
+        let fold =
+            Groups(self.context.groups(kernel, groups.0)).fold(kernel.name, limit).unwrap_or(fold);
         if self.each {
             self.mark(kernel.name);
         }
         debug_assert_eq!(P::LAYOUT.size, kernel.params.size, "{}", kernel.name);
         debug_assert!(P::LAYOUT.size as u64 <= SLOT_BYTES, "{}", kernel.name);
         let pipeline = self.context.pipeline(kernel, variant);
-        let (uniform, offset) = self.slots.write(bytemuck::bytes_of(params))?;
+        let bytes = bytemuck::bytes_of(params);
+        #[cfg(feature = "conformance")]
+        let bytes = &*self.context.params(kernel, bytes);
+        let (uniform, offset) = self.slots.write(bytes)?;
         let mut entries = vec![wgpu::BindGroupEntry {
             binding: 0,
             resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
@@ -201,7 +207,7 @@ impl<'a> Recorder<'a> {
         };
         pass.set_pipeline(&pipeline.pipeline);
         pass.set_bind_group(0, &group, &[offset]);
-        pass.dispatch_workgroups(width, height, 1);
+        pass.dispatch_workgroups(fold.0, fold.1, 1);
         self.dispatches += 1;
         self.bound += slices.iter().map(|slice| slice.size).sum::<u64>();
         Ok(())

@@ -73,12 +73,11 @@ impl Pipeline {
         cache: Option<&wgpu::PipelineCache>,
         kernel: &Kernel,
         variant: &Variant,
+        text: String,
     ) -> Self {
         let label = Some(kernel.name);
-        let descriptor = wgpu::ShaderModuleDescriptor {
-            label,
-            source: wgpu::ShaderSource::Wgsl(kernel.text(variant).into()),
-        };
+        let descriptor =
+            wgpu::ShaderModuleDescriptor { label, source: wgpu::ShaderSource::Wgsl(text.into()) };
         // Bounds stay guarded by the driver's or naga's code, so that no table from outside can make a
         // kernel reach past its buffers. The count that would end an endless loop is left out: it costs
         // a 64-bit addition a round.

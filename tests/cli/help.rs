@@ -2,7 +2,7 @@
 
 use crate::support::wgkv;
 
-const VERBS: [&str; 11] = [
+const VERBS: [&str; 12] = [
     "doctor",
     "score",
     "evict",
@@ -14,6 +14,7 @@ const VERBS: [&str; 11] = [
     "replay",
     "inspect",
     "sweep",
+    "conformance",
 ];
 
 #[test]

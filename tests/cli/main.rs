@@ -1,6 +1,7 @@
 //! The command line program, run from outside.
 
 mod bad;
+mod conformance;
 mod file;
 mod good;
 mod help;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::conformance::ConformanceArgs;
 use crate::sweep::SweepArgs;
 
 /// Keeps a transformer's KV cache compressed: evicts tokens (NestedKV), packs those that stay to 1
@@ -107,6 +108,13 @@ Example: ops.json holds [{\"append\": 300}, {\"trim\": 5}, {\"fork\": \"a\"}, {\
 Example: scoring and attention from 1k to 16k tokens, with plots
   wgkv sweep --methods score,attend-raw,attend-packed --tokens 1024,4096,16384 -o sweep")]
     Sweep(SweepArgs),
+    /// Check the adapter: every stage on the GPU against the CPU path and f64
+    #[command(after_help = "\
+Example: a minute of random cases after the fixed ones, and a report to send in
+  wgkv conformance --time 60 -o report
+
+A seed, the version and the stage make a case; report/*.case.json runs it again with --case.")]
+    Conformance(ConformanceArgs),
 }
 
 /// Constants of the score.

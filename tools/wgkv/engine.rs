@@ -119,6 +119,11 @@ impl Gpu {
         Ok(Self { context, info: adapter.get_info(), fault })
     }
 
+    /// The first thing that the GPU refused since this was last asked.
+    pub fn refused(&self) -> Option<String> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Records work with `record`, runs it, and hands back the bytes of the read-backs it asked for.
     pub fn run(
         &self,
@@ -140,7 +145,7 @@ impl Gpu {
         let timing = recorder.finish()?;
         self.context.queue().submit([encoder.finish()]);
         let polled = device.poll(wgpu::PollType::wait_indefinitely());
-        if let Some(fault) = self.fault.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(fault) = self.refused() {
             return Err(Fail::device(format!("the GPU refused the work: {fault}")));
         }
         polled.map_err(|e| Fail::device(format!("the GPU did not answer: {e}")))?;

@@ -5,6 +5,7 @@ mod args;
 mod attend;
 mod budgets;
 mod compress;
+mod conformance;
 mod device;
 mod doctor;
 mod engine;
@@ -59,6 +60,7 @@ fn run(cli: &Cli) -> Result<(), Fail> {
         Verb::Replay(args) => replay::run(args, &cli.common),
         Verb::Inspect(args) => inspect::run(args, &cli.common),
         Verb::Sweep(args) => sweep::run(args, &cli.common),
+        Verb::Conformance(args) => conformance::run(args, &cli.common),
     }
 }
 

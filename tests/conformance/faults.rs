@@ -1,0 +1,500 @@
+//! Faults planted one at a time: the suite sees each, and names the stage.
+//!
+//! A missing barrier shows where the device runs part of a workgroup ahead of the rest up to the next
+//! barrier, as Mesa's software driver does with 8 lanes of it and GPUs may do with a subgroup. On a
+//! device whose subgroup is the whole workgroup it would not; those are told apart by the number of
+//! barriers in the text alone.
+
+use std::time::Instant;
+
+use wgkv::conformance::{Case, Config, Suite, wait, with_faults};
+use wgkv::gpu::Fault;
+
+use crate::support;
+
+/// Cases that a fault may hide from.
+const CASES: u32 = 40;
+
+struct Planted {
+    /// What is wrong, in words.
+    what: &'static str,
+    /// The stage that must say so.
+    stage: &'static str,
+    fault: Fault,
+    /// The kind and number of a fixed case that must show it, where a random one would need many
+    /// shaders.
+    case: Option<(&'static str, usize)>,
+}
+
+impl Planted {
+    /// To be seen by one of the cases that go through the variants.
+    fn by_variant(self, number: usize) -> Self {
+        Self { case: Some(("variant", number)), ..self }
+    }
+
+    /// To be seen by a reference case.
+    fn by_reference(self, number: usize) -> Self {
+        Self { case: Some(("reference", number)), ..self }
+    }
+}
+
+fn text(
+    what: &'static str,
+    stage: &'static str,
+    kernel: &'static str,
+    from: &'static str,
+    to: &'static str,
+) -> Planted {
+    Planted { what, stage, fault: Fault::Text { kernel, from, to }, case: None }
+}
+
+fn parameter(
+    what: &'static str,
+    stage: &'static str,
+    kernel: &'static str,
+    field: &'static str,
+    change: fn(u32) -> u32,
+) -> Planted {
+    Planted { what, stage, fault: Fault::Parameter { kernel, field, change }, case: None }
+}
+
+fn stale(stage: &'static str, kernel: &'static str) -> Planted {
+    Planted { what: "stale parameter slot", stage, fault: Fault::Stale { kernel }, case: None }
+}
+
+fn short(stage: &'static str, kernel: &'static str) -> Planted {
+    Planted { what: "lost last workgroup", stage, fault: Fault::Short { kernel }, case: None }
+}
+
+fn more(word: u32) -> u32 {
+    word.wrapping_add(1)
+}
+
+fn less(word: u32) -> u32 {
+    word.saturating_sub(1)
+}
+
+fn flipped(word: u32) -> u32 {
+    word ^ 1
+}
+
+fn more_by_float(word: u32) -> u32 {
+    (f32::from_bits(word) * 1.001).to_bits()
+}
+
+fn primitives() -> Vec<Planted> {
+    let (count, select) = ("primitives/select_count", "primitives/select");
+    vec![
+        text(
+            "off by one bin",
+            select,
+            select,
+            "BINS - 1u - 8u * lane - i",
+            "BINS - 2u - 8u * lane - i",
+        ),
+        text(
+            "swapped counts",
+            select,
+            select,
+            "found.x, ties, found.w, found.z",
+            "found.x, ties, found.z, found.w",
+        ),
+        text("a sink too many", select, count, "token < params.sinks", "token <= params.sinks"),
+        text(
+            "NaN above numbers",
+            select,
+            count,
+            "return select(key, 0u, magnitude > 0x7f800000u);",
+            "return key;",
+        ),
+        text(
+            "two zeros",
+            select,
+            count,
+            "select(signed_key, 0x80000000u, magnitude == 0u)",
+            "signed_key",
+        ),
+        stale(select, count),
+        text(
+            "dropped carry",
+            "primitives/scan",
+            "primitives/scan",
+            "carry += sums.y;",
+            "carry = sums.y;",
+        ),
+        text(
+            "missing barrier",
+            "primitives/scan",
+            "primitives/scan",
+            "prefix_values[lane] = value;\n    workgroupBarrier();",
+            "prefix_values[lane] = value;",
+        ),
+        parameter("lost last count", "primitives/scan", "primitives/scan", "count", less),
+        text(
+            "wrong tie",
+            "primitives/compact",
+            "primitives/compact",
+            "ties < threshold.y)",
+            "ties <= threshold.y)",
+        ),
+        short("primitives/compact", "primitives/compact"),
+        text(
+            "rounding up",
+            "primitives/gather",
+            "primitives/gather",
+            "rebased + 0xfffu",
+            "rebased + 0x1fffu",
+        ),
+        parameter("wrong stride", "primitives/gather", "primitives/gather", "row_parts", more),
+    ]
+}
+
+fn nestedkv() -> Vec<Planted> {
+    let (anchor, anomaly, aligned) =
+        ("nestedkv/anchor", "nestedkv/anomaly", "nestedkv/anomaly_aligned");
+    let (spread, blend, gate) = ("nestedkv/spread", "nestedkv/blend", "nestedkv/gate");
+    let budgets = "nestedkv/budgets";
+    vec![
+        text("unmarked NaN", anchor, anchor, "select(1u, 0x80000001u, key_is_broken(words))", "1u"),
+        parameter("wrong block", anchor, anchor, "block", more),
+        short(anchor, anchor),
+        text("dropped run", "nestedkv/mean", "nestedkv/mean", "run += 32u", "run += 33u"),
+        text(
+            "missing barrier",
+            "nestedkv/mean",
+            "nestedkv/mean",
+            "wg_bottom[lane] = bottom;\n    workgroupBarrier();",
+            "wg_bottom[lane] = bottom;",
+        ),
+        parameter("wrong divisor", "nestedkv/mean", "nestedkv/mean", "tokens", more_by_float),
+        text(
+            "lost last piece of a block",
+            anomaly,
+            aligned,
+            "if params.pieces > 1u {",
+            "if params.pieces > 2u {",
+        ),
+        parameter("window a token too long", anomaly, anomaly, "window", more),
+        text("wrong bin", spread, "nestedkv/spread_count", "level >> 11u", "level >> 12u"),
+        parameter("tenth a token too large", spread, spread, "group", more),
+        text(
+            "missing softmax shift",
+            blend,
+            blend,
+            "exp2(max(logit_s - top, -87.0) * LOG2_E)",
+            "exp2(max(logit_s, -87.0) * LOG2_E)",
+        ),
+        text(
+            "prior of another scale",
+            blend,
+            blend,
+            "let w_e = params.prior_e",
+            "let w_e = params.prior_s",
+        ),
+        text("lost complement", blend, blend, "max(found.y, ~key)", "max(found.y, key)"),
+        parameter("rectified the wrong way", gate, gate, "rectify", flipped),
+        text("NaN scores 0", gate, gate, "select(score, -1.0,", "select(score, 0.0,"),
+        text("ties given out twice", budgets, budgets, "ties -= taken;", ""),
+        parameter("nothing shared out", budgets, budgets, "rest", |_| 0),
+        text(
+            "budget rounded up",
+            budgets,
+            budgets,
+            "budget += higher + taken;",
+            "budget += higher + taken + 1u;",
+        ),
+        text(
+            "ties of one head alone",
+            "nestedkv/keep",
+            budgets,
+            "let taken = min(tied, ties);",
+            "let taken = tied;",
+        ),
+        text(
+            "wrong row",
+            "nestedkv/append",
+            "nestedkv/append",
+            "+ row * params.tokens;",
+            "+ (row + 1u) * params.tokens;",
+        ),
+        text(
+            "mean of three by four",
+            "nestedkv/score",
+            blend,
+            "(s + e + c) * (1.0 / 3.0)",
+            "(s + e + c) * 0.25",
+        ),
+    ]
+}
+
+fn nsnquant() -> Vec<Planted> {
+    let (encode, decode) = ("nsnquant/encode", "nsnquant/decode");
+    vec![
+        text("swapped sign bit", encode, encode, "v >= vec4<f32>(0.0)", "v < vec4<f32>(0.0)")
+            .by_variant(1),
+        text(
+            "skipped centroid",
+            encode,
+            encode,
+            "best = better8(best, row + 1u, a, b);",
+            "best = better8(best, row, a, b);",
+        )
+        .by_variant(1),
+        text(
+            "lost mean",
+            encode,
+            encode,
+            "wg_mean[c] = wg_mean[c] / f32(params.chunk);",
+            "wg_mean[c] = 0.0;",
+        )
+        .by_variant(1),
+        text(
+            "wrong key scale",
+            encode,
+            encode,
+            "piece.low / key_scale_four(key_scale, channel),",
+            "piece.low * key_scale_four(key_scale, channel),",
+        )
+        .by_variant(1),
+        parameter("wrong page", encode, encode, "page_words", less).by_variant(1),
+        text(
+            "last of equal centroids",
+            encode,
+            encode,
+            "let better = scores > best.scores;\n    let rows = vec2<u32>(row);",
+            "let better = scores >= best.scores;\n    let rows = vec2<u32>(row);",
+        )
+        .by_reference(11),
+        text(
+            "missing mean",
+            decode,
+            decode,
+            "(value * wg_gain[token]) + own_mean(token, channel)",
+            "(value * wg_gain[token])",
+        )
+        .by_variant(1),
+        text(
+            "wrong key scale",
+            decode,
+            decode,
+            "value *= key_scale_factor(key_scale, channel);",
+            "value /= key_scale_factor(key_scale, channel);",
+        )
+        .by_variant(1),
+        text(
+            "signs of a neighbour",
+            decode,
+            decode,
+            "page_signed(high, signs >> 4u)",
+            "page_signed(high, signs >> 3u)",
+        )
+        .by_variant(1),
+        text(
+            "pages swapped",
+            decode,
+            decode,
+            "decode_chunk(lane, chunk, page * params.page_words,",
+            "decode_chunk(lane, chunk, (page ^ 1u) * params.page_words,",
+        )
+        .by_variant(1),
+        short(decode, decode).by_variant(1),
+        text(
+            "turned the wrong way",
+            "nsnquant/rope",
+            decode,
+            "select(other, -other, place.first)",
+            "select(-other, other, place.first)",
+        ),
+        text(
+            "another sequence of signs",
+            "nsnquant/signs",
+            decode,
+            "HADAMARD_SEED + c * 0x9e3779b9u",
+            "HADAMARD_SEED + (c + 1u) * 0x9e3779b9u",
+        ),
+        text(
+            "not squared",
+            "nsnquant/squares",
+            "nsnquant/squares",
+            "sum += rest * rest;",
+            "sum += abs(rest);",
+        ),
+        text(
+            "half the prior",
+            "nsnquant/key_scale",
+            "nsnquant/key_scale",
+            "PRIOR: f32 = 8.0",
+            "PRIOR: f32 = 4.0",
+        ),
+    ]
+}
+
+fn cache() -> Vec<Planted> {
+    let (pack, restore, keep) = ("cache/pack", "cache/restore", "cache/keep");
+    vec![
+        parameter("wrong row", "cache/rows", "cache/rows", "to_first", more),
+        text(
+            "one position for all",
+            "cache/write",
+            "cache/write",
+            "= position + i;",
+            "= position;",
+        ),
+        parameter("a row past the page", "cache/write", "cache/write", "page_rows", more),
+        text(
+            "positions not copied",
+            "cache/copy",
+            "cache/copy",
+            "copy_words(lane, read + params.positions, write + params.positions, rows);",
+            "",
+        ),
+        text(
+            "wrong page of the prompt",
+            keep,
+            keep,
+            "params.table_pages) + page;",
+            "params.table_pages) + (page ^ 1u);",
+        ),
+        parameter("sinks not skipped", keep, keep, "sinks", more),
+        parameter("page beyond the slab", "cache/fetch", "cache/fetch", "pages", more),
+        text(
+            "keys for values",
+            "cache/fetch",
+            "cache/fetch",
+            "fetched(start + params.values, i)",
+            "fetched(start, i)",
+        ),
+        parameter("lost last token", pack, pack, "chunk", less),
+        parameter("values in the place of keys", restore, restore, "from_side", more),
+        text(
+            "next factor",
+            "cache/scales",
+            "cache/scales",
+            "slab[start + i]",
+            "slab[start + i + 1u]",
+        ),
+    ]
+}
+
+fn whole() -> Vec<Planted> {
+    vec![
+        text(
+            "wrong source row",
+            "whole/compress",
+            "primitives/compact",
+            "sources[at] = base + token;",
+            "sources[at] = token;",
+        ),
+        text(
+            "a kept row too far",
+            "whole/life",
+            "cache/keep",
+            "let slot = behind - page * params.chunk;",
+            "let slot = (behind + 1u) - page * params.chunk;",
+        ),
+        text(
+            "row of a neighbour",
+            "whole/life",
+            "cache/write",
+            "key_word(row * params.key_words + i)",
+            "key_word((row + 1u) * params.key_words + i)",
+        ),
+    ]
+}
+
+/// Whether the stage's cases show the fault, and in how many.
+fn seen(planted: &Planted) -> Result<u32, String> {
+    let (device, queue) = (support::context().device(), support::context().queue());
+    let context = with_faults(device, queue, &Default::default(), &[planted.fault])
+        .map_err(|e| format!("was not planted: {e}"))?;
+    let stages = vec![planted.stage.into()];
+    let config = Config { cases: CASES, fixed: false, stages, seed: 5 };
+    let mut suite = Suite::new(&config).map_err(|e| e.to_string())?;
+    let mut pinned = match planted.case {
+        Some((kind, number)) => {
+            let stage = planted.stage;
+            let text = format!(
+                r#"{{"format":"wgkv-case","stage":"{stage}","case":"{kind}","number":{number},"seed":1,"size":100}}"#
+            );
+            Some(Case::from_json(&text).map_err(|e| e.to_string())?)
+        }
+        None => None,
+    };
+    let mut tried = 0;
+    let mut next = |suite: &mut Suite| match planted.case {
+        Some(_) => pinned.take(),
+        None => suite.next_case(),
+    };
+    while let Some(case) = next(&mut suite) {
+        let outcome = wait(&context, case.run(&context));
+        let failed = outcome.failure.is_some();
+        suite.add(&case, outcome);
+        tried += 1;
+        if failed {
+            let report = suite.report(&context);
+            let first = report.stages.iter().find(|stage| stage.failed > 0);
+            let named = first.map(|stage| stage.stage);
+            return match named {
+                Some(stage) if stage == planted.stage && !report.passed() => Ok(tried),
+                other => Err(format!("was laid to {other:?}")),
+            };
+        }
+    }
+    Err(format!("was not seen in {tried} cases"))
+}
+
+fn each_is_seen(list: &[Planted]) {
+    let mut missed = Vec::new();
+    for planted in list {
+        let kernel = planted.fault.kernel();
+        let name = format!("{} in {kernel}, by {}", planted.what, planted.stage);
+        let start = Instant::now();
+        match seen(planted) {
+            Ok(tried) => println!("{name}: case {tried}, {:.1} s", start.elapsed().as_secs_f32()),
+            Err(why) => missed.push(format!("{name} {why}")),
+        }
+    }
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
+#[test]
+fn in_selection_sums_and_copies() {
+    each_is_seen(&primitives());
+}
+
+#[test]
+fn in_the_score() {
+    each_is_seen(&nestedkv());
+}
+
+#[test]
+fn in_packing() {
+    each_is_seen(&nsnquant());
+}
+
+#[test]
+fn in_the_cache() {
+    each_is_seen(&cache());
+}
+
+#[test]
+fn in_whole_jobs() {
+    each_is_seen(&whole());
+}
+
+#[test]
+fn what_would_plant_nothing_is_refused() {
+    let (device, queue) = (support::context().device(), support::context().queue());
+    let refused = |fault| {
+        let context = with_faults(device, queue, &Default::default(), &[fault]);
+        context.expect_err("nothing is planted").to_string()
+    };
+    let kernel = "nestedkv/gate";
+    for from in ["no such text", "let"] {
+        let message = refused(Fault::Text { kernel, from, to: "" });
+        assert!(message.contains("text of a fault"), "{message}");
+    }
+    assert!(refused(Fault::Stale { kernel: "nestedkv/gat" }).contains("kernel"));
+    let change: fn(u32) -> u32 = more;
+    assert!(refused(Fault::Parameter { kernel, field: "tokns", change }).contains("field"));
+}

@@ -1,0 +1,176 @@
+//! `conformance`: whether the adapter computes what it should.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use wgkv::Error;
+use wgkv::conformance::{Case, Config, Outcome, Report, StageReport, Suite, stages, wait};
+
+use crate::args::Common;
+use crate::engine::{Engine, Gpu};
+use crate::file::{Fail, shown};
+use crate::report::{print, progress, say, table};
+
+#[derive(Args, Debug)]
+pub struct ConformanceArgs {
+    /// Random cases of every stage, after the fixed ones
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub cases: u32,
+    /// Where the random cases start from
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub seed: u64,
+    /// Seconds of random cases, instead of a number of them
+    #[arg(long, value_name = "SECONDS", conflicts_with = "cases")]
+    pub time: Option<u64>,
+    /// Only stages whose name begins like this, as in nestedkv,attention/raw
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "case")]
+    pub stages: Vec<String>,
+    /// Folder for report.json and the files of failing cases; made if there is none
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Run the case in this file again, and nothing else
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cases", "seed", "time"])]
+    pub case: Option<PathBuf>,
+}
+
+/// Runs the suite, or one case.
+pub fn run(args: &ConformanceArgs, common: &Common) -> Result<(), Fail> {
+    let again = args.case.as_deref().map(read).transpose()?;
+    let config = Config {
+        cases: if args.time.is_some() { u32::MAX } else { args.cases },
+        seed: args.seed,
+        stages: again.as_ref().map_or(args.stages.clone(), |case| vec![case.stage().into()]),
+        fixed: true,
+    };
+    let mut suite = Suite::new(&config).map_err(|error| match error {
+        Error::Codec { argument: "stage", .. } => no_stage(&args.stages),
+        other => other.into(),
+    })?;
+    if let Some(folder) = &args.output {
+        std::fs::create_dir_all(folder).map_err(|e| at(folder, &e))?;
+    }
+    let Engine::Gpu(gpu) = Engine::open(common)? else {
+        return Err(Fail::device("conformance needs a GPU adapter; wgkv doctor says what to do"));
+    };
+    match again {
+        Some(case) => suite.add(&case, try_case(&gpu, &case)),
+        None => run_all(&mut suite, &gpu, args.time.map(Duration::from_secs)),
+    }
+    let report = suite.report(&gpu.context);
+    if let Some(folder) = &args.output {
+        save(folder, &report)?;
+    }
+    if common.json {
+        print(&report.to_json())?;
+    } else {
+        show(&report)?;
+    }
+    if report.passed() {
+        return Ok(());
+    }
+    let failed: Vec<&str> =
+        report.stages.iter().filter(|s| s.failure.is_some()).map(|s| s.stage).collect();
+    Err(Fail { code: 1, message: format!("failed: {}", failed.join(", ")), limit: false })
+}
+
+/// The refusal of stages that there are not.
+fn no_stage(wanted: &[String]) -> Fail {
+    let mut methods: Vec<&str> = stages().filter_map(|name| name.split('/').next()).collect();
+    methods.dedup();
+    let (wanted, methods) = (shown(&wanted.join(",")), methods.join(", "));
+    Fail::input(format!("--stages: no stage begins with {wanted}; there are those of {methods}"))
+}
+
+/// Runs cases until there are no more, or none but random ones and the time is over.
+fn run_all(suite: &mut Suite, gpu: &Gpu, time: Option<Duration>) {
+    let fixed = suite.remaining();
+    let steps = if time.is_some() { 0 } else { fixed };
+    let bar = progress(usize::try_from(steps).unwrap_or(usize::MAX).max(2), "checking");
+    let mut until = None;
+    while let Some(case) = suite.next_case() {
+        if let Some(time) = time.filter(|_| suite.only_random_left()) {
+            let end = *until.get_or_insert_with(|| Instant::now() + time);
+            if Instant::now() >= end {
+                break;
+            }
+        }
+        bar.set_message(case.stage());
+        let outcome = try_case(gpu, &case);
+        suite.add(&case, outcome);
+        bar.inc(1);
+        if time.is_some() {
+            bar.set_length(bar.position() + 1);
+        }
+    }
+    bar.finish_and_clear();
+}
+
+/// Runs one case; what the GPU refuses counts as its failure.
+fn try_case(gpu: &Gpu, case: &Case) -> Outcome {
+    let mut outcome = wait(&gpu.context, case.run(&gpu.context));
+    if let Some(fault) = gpu.refused() {
+        outcome.failure = Some(format!("the GPU refused the work: {fault}"));
+    }
+    outcome
+}
+
+/// A table of the stages, and what failed.
+fn show(report: &Report) -> Result<(), Fail> {
+    let head = ["stage", "cases", "compared", "worst error", "allowed", "result"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    rows.extend(report.stages.iter().map(|stage| {
+        let (error, allowed) = match &stage.worst {
+            Some(worst) => (format!("{:.1e}", worst.error), format!("{:.1e}", worst.tolerance)),
+            None => ("exact".into(), "exact".into()),
+        };
+        let result = match (stage.cases, stage.failed) {
+            (0, _) => "not run".into(),
+            (_, 0) => "passed".into(),
+            (_, failed) => format!("FAILED {failed}"),
+        };
+        let (cases, compared) = (stage.cases.to_string(), stage.compared.to_string());
+        vec![stage.stage.into(), cases, compared, error, allowed, result]
+    }));
+    table(&rows).iter().try_for_each(|line| print(line))?;
+    let ran: usize = report.kernels.iter().map(|kernel| kernel.ran).sum();
+    let kernels = report.kernels.iter().filter(|kernel| kernel.ran > 0).count();
+    print(&format!("\n{kernels} of {} kernels ran, in {ran} variants", report.kernels.len()))?;
+    for stage in &report.stages {
+        if let (Some(failure), Some(case)) = (&stage.failure, &stage.case) {
+            print(&format!("\n{} FAILED: {failure}\n  case: {case}", stage.stage))?;
+        }
+    }
+    Ok(())
+}
+
+fn at(path: &Path, error: &std::io::Error) -> Fail {
+    Fail::input(error.to_string()).at(shown(&path.display().to_string()))
+}
+
+/// Writes the report and the failing cases.
+fn save(folder: &Path, report: &Report) -> Result<(), Fail> {
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, format!("{text}\n")).map_err(|e| at(&path, &e))
+    };
+    write("report.json", &report.to_json())?;
+    for stage in &report.stages {
+        let StageReport { stage, case: Some(case), .. } = stage else { continue };
+        write(&format!("{}.case.json", stage.replace('/', "-")), case)?;
+    }
+    say(&format!("report written to {}", shown(&folder.join("report.json").display().to_string())));
+    Ok(())
+}
+
+/// Reads the file of a case.
+fn read(path: &Path) -> Result<Case, Fail> {
+    let place = || shown(&path.display().to_string());
+    let fail = |e: &dyn std::fmt::Display| Fail::input(e.to_string()).at(place());
+    let kind = std::fs::metadata(path).map_err(|e| fail(&e))?;
+    if !kind.is_file() || kind.len() > 1 << 16 {
+        return Err(fail(&"is no file of a case"));
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| fail(&e))?;
+    Case::from_json(text.trim()).map_err(|e| fail(&e))
+}
