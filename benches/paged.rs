@@ -1,6 +1,7 @@
-//! Decode steps of a batch in the paged cache, 8 KV heads of 128 channels at 2 bits, 32 query heads: steps that pack
-//! nothing against steps in which every sequence packs a chunk. Prints medians and their ratio; the
-//! sizes are smaller on a software adapter.
+//! Decode steps of a batch in the paged cache, 8 KV heads of 128 channels, 32 query heads: whole steps
+//! against their attention alone, and steps in which every sequence packs a chunk against those that
+//! pack nothing. Prints medians and their ratios, by the GPU's clock and by the host's apart; the sizes
+//! are smaller on a software adapter. Takes the preset's bits as an argument (2.75), or `compat`.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use wgkv::attention::gpu::DeviceQueries;
 use wgkv::cache::gpu::{IncomingRows, PagedCache};
 use wgkv::cache::pool::{Keep, Operation, Part, PoolConfig, SequenceId};
 use wgkv::gpu::{Context, ContextDescriptor, Recorder, Slice};
-use wgkv::layout::Bits;
+use wgkv::layout::{Bits, Preset, Profile};
 use wgkv::nsnquant::Codebook;
 use wgkv::shape::Dtype;
 use wgkv::wgpu;
@@ -18,6 +19,7 @@ const HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
 const QUERY_HEADS: usize = 32;
 const CHUNK: usize = 64;
+const BUDGET: u64 = 1 << 36;
 
 struct Sizes {
     layers: usize,
@@ -41,6 +43,7 @@ fn context() -> Option<(Context, Sizes)> {
     };
     let adapter = pollster::block_on(instance.request_adapter(&options)).ok()?;
     let descriptor = wgpu::DeviceDescriptor {
+        required_features: wgkv::gpu::optional_features(adapter.features()),
         required_limits: wgkv::gpu::required_limits(&adapter.limits()),
         ..Default::default()
     };
@@ -51,24 +54,36 @@ fn context() -> Option<(Context, Sizes)> {
     let sizes = if software {
         Sizes { layers: 1, batch: 2, prompt: 1024, chunks: 2 }
     } else {
-        Sizes { layers: 16, batch: 16, prompt: 8192, chunks: 6 }
+        Sizes { layers: 32, batch: 8, prompt: 32_768, chunks: 6 }
     };
     Some((Context::new(&device, &queue, &ContextDescriptor::default()).ok()?, sizes))
 }
 
-/// Records, submits and waits; returns what that took.
-fn timed(
-    context: &Context,
-    record: impl FnOnce(&mut Recorder<'_>) -> wgkv::Result<()>,
-) -> Duration {
+/// What a recording took: until it was submitted, until it was done, and by the GPU's clock, where the
+/// device has one.
+struct Taken {
+    recorded: Duration,
+    done: Duration,
+    gpu: Option<Duration>,
+}
+
+/// Records, submits and waits.
+fn timed(context: &Context, record: impl FnOnce(&mut Recorder<'_>) -> wgkv::Result<()>) -> Taken {
     let start = Instant::now();
     let mut encoder = context.device().create_command_encoder(&Default::default());
     let mut recorder = Recorder::new(context, &mut encoder);
+    recorder.mark("all");
     record(&mut recorder).expect("a recording");
-    recorder.finish().expect("a recording");
+    let timing = recorder.finish().expect("a recording");
     context.queue().submit([encoder.finish()]);
+    let recorded = start.elapsed();
     context.device().poll(wgpu::PollType::wait_indefinitely()).expect("the device polls");
-    start.elapsed()
+    let done = start.elapsed();
+    let spans = timing.map(|timing| pollster::block_on(timing.spans()).expect("spans"));
+    let times: Option<Vec<f64>> = spans.iter().flatten().map(|span| span.nanoseconds).collect();
+    let gpu = times.filter(|times| !times.is_empty());
+    let gpu = gpu.map(|times| Duration::from_nanos(times.iter().sum::<f64>() as u64));
+    Taken { recorded, done, gpu }
 }
 
 fn rows(context: &Context, rows: usize) -> wgpu::Buffer {
@@ -82,30 +97,53 @@ fn rows(context: &Context, rows: usize) -> wgpu::Buffer {
     context.upload("rows", bytemuck::cast_slice(&words)).expect("a buffer")
 }
 
-fn median(times: &mut [Duration]) -> Duration {
+/// Milliseconds.
+fn median(times: impl Iterator<Item = Duration>) -> f64 {
+    let mut times: Vec<Duration> = times.collect();
     times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or_default()
+    times.get(times.len() / 2).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
+}
+
+/// A step, and the attention of its layers on its own.
+struct Round {
+    planned: Duration,
+    step: Taken,
+    attention: Taken,
+}
+
+fn report(name: &str, rounds: &[Round]) -> [f64; 2] {
+    let gpu = |taken: &Taken| taken.gpu.unwrap_or(taken.done);
+    let planned = median(rounds.iter().map(|round| round.planned));
+    let recorded = median(rounds.iter().map(|round| round.step.recorded));
+    let done = median(rounds.iter().map(|round| round.planned + round.step.done));
+    let step = median(rounds.iter().map(|round| gpu(&round.step)));
+    let attention = median(rounds.iter().map(|round| gpu(&round.attention)));
+    println!(
+        "{name} ({}): GPU {step:.3} ms, its attention {attention:.3} ms, ratio {:.3}; host: planned in \
+         {planned:.3} ms, recorded in {recorded:.3} ms; from the plan to the end {done:.3} ms",
+        rounds.len(),
+        step / attention
+    );
+    [step, done]
+}
+
+fn config(sizes: &Sizes, choice: Option<&str>) -> PoolConfig {
+    let bits = choice.filter(|choice| *choice != "compat");
+    let bits = bits.map(|bits| bits.parse().expect("bits of a preset, or compat"));
+    let mut preset = bits.map_or(Ok(Preset::default()), Preset::for_bits).expect("a preset");
+    if choice == Some("compat") {
+        (preset.profile, preset.key_scale) = (Profile::Compat, false);
+        (preset.k_bits, preset.v_bits) = (Bits::Two, Bits::Two);
+    }
+    PoolConfig::new(&preset, sizes.layers, HEADS, [HEAD_DIM; 2], BUDGET).expect("a pool")
 }
 
 fn main() {
     let Some((context, sizes)) = context() else { return };
-    let config = PoolConfig {
-        key_scale: false,
-        profile: wgkv::layout::Profile::Compat,
-        rope: None,
-        signs: None,
-        layers: sizes.layers,
-        heads: HEADS,
-        head_dim_k: HEAD_DIM,
-        head_dim_v: HEAD_DIM,
-        bits: Some((Bits::Two, Bits::Two)),
-        chunk: CHUNK,
-        sinks: 4,
-        recent: 16,
-        raw: Dtype::F16,
-        byte_budget: 1 << 36,
-        slab_bytes: 1 << 27,
-    };
+    // Cargo passes `--bench`.
+    let choice = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
+    let config = config(&sizes, choice.as_deref());
+    println!("{}: {:?} bits", config.profile.name(), config.bits);
     let mut cache = PagedCache::new(&context, config, Codebook::builtin()).expect("a cache");
     let sequences: Vec<SequenceId> = (0..sizes.batch).map(|_| cache.begin()).collect();
     let prompt = rows(&context, HEADS * sizes.prompt as usize);
@@ -117,11 +155,12 @@ fn main() {
         let incoming = IncomingRows { keys: data, values: data, dtype: Dtype::F16 };
         prefill += timed(&context, |rec| {
             step.layers().try_for_each(|layer| cache.record(rec, &step, layer, Some(incoming)))
-        });
+        })
+        .done;
         let layers = 0..sizes.layers;
         let finish = Operation::Finish { sequence, layers, keep: Keep::All };
         let step = cache.step(&finish).expect("a step");
-        prefill += timed(&context, |rec| cache.record_all(rec, &step));
+        prefill += timed(&context, |rec| cache.record_all(rec, &step)).done;
     }
     let tokens = sizes.batch as u32 * sizes.prompt;
     println!("{tokens} tokens of prompts written and packed: {prefill:?}");
@@ -142,22 +181,35 @@ fn main() {
     };
     let mut batch = cache.batch(&sequences).expect("a batch");
     let (mut plain, mut packing) = (Vec::new(), Vec::new());
-    for _ in 0..sizes.chunks * CHUNK {
+    for number in 0..sizes.chunks * CHUNK {
         let before = cache.pool().frontier(sequences[0], 0, 0).expect("a head");
         let start = Instant::now();
         let step = cache.step(&Operation::Append { parts: &parts, flush: true }).expect("a step");
         let planned = start.elapsed();
-        let done = timed(&context, |rec| {
+        let taken = timed(&context, |rec| {
             step.layers().try_for_each(|layer| {
                 cache.record(rec, &step, layer, Some(incoming))?;
                 cache.attend(rec, &mut batch, layer, &queries, &PagedAttend::default()).map(drop)
             })
         });
+        let attention = timed(&context, |rec| {
+            step.layers().try_for_each(|layer| {
+                cache.attend(rec, &mut batch, layer, &queries, &PagedAttend::default()).map(drop)
+            })
+        });
         let after = cache.pool().frontier(sequences[0], 0, 0).expect("a head");
-        if after > before { &mut packing } else { &mut plain }.push(planned + done);
+        let rounds = if after > before { &mut packing } else { &mut plain };
+        // The first steps make the kernels.
+        if number >= 3 {
+            rounds.push(Round { planned, step: taken, attention });
+        }
     }
-    let (plain, packing) = (median(&mut plain), median(&mut packing));
-    println!("a step of {} sequences in {} layers: {plain:?}", sizes.batch, sizes.layers);
-    println!("a step that packs a chunk of each: {packing:?}");
-    println!("ratio: {:.2}", packing.as_secs_f64() / plain.as_secs_f64());
+    println!("{} sequences of {} tokens, {} layers", sizes.batch, sizes.prompt, sizes.layers);
+    let plain = report("a step", &plain);
+    let packing = report("a step that packs a chunk of each sequence", &packing);
+    println!(
+        "packing against not: GPU {:.2}, from the plan to the end {:.2}",
+        packing[0] / plain[0],
+        packing[1] / plain[1]
+    );
 }

@@ -75,6 +75,24 @@ need_lints() {
     fi
 }
 
+# A Python with numpy and safetensors, in $python.
+need_python() {
+    python=target/venv/bin/python
+    "$python" -c 'import numpy, safetensors' 2>/dev/null && return
+    has python3 && python3 -c 'import ensurepip, venv' 2>/dev/null || install python3 python3-venv
+    python3 -m venv target/venv
+    "$python" -m pip install --quiet --disable-pip-version-check numpy safetensors
+}
+
+# A subcommand of cargo, as `need_cargo hack`.
+need_cargo() {
+    export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+    has "cargo-$1" && return
+    say "installing cargo-$1"
+    # It checks and does not compute: optimising it would take longer than it runs.
+    cargo install --quiet --locked --debug "cargo-$1"
+}
+
 # A Vulkan driver; without a GPU, Mesa's software one. macOS brings Metal.
 need_gpu() {
     [ "$(uname -s)" = Linux ] || return 0

@@ -1,7 +1,7 @@
 //! The caller's device, adopted.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(feature = "conformance")]
@@ -34,6 +34,7 @@ struct Inner {
     nonce: AtomicU32,
     #[cfg(feature = "conformance")]
     planted: Planted,
+    made: AtomicU64,
 }
 
 impl Context {
@@ -57,6 +58,7 @@ impl Context {
                 nonce: AtomicU32::new(1),
                 #[cfg(feature = "conformance")]
                 planted: Planted::default(),
+                made: AtomicU64::new(0),
             }),
         })
     }
@@ -73,6 +75,7 @@ impl Context {
                 pipelines: Mutex::default(),
                 nonce: AtomicU32::new(1),
                 planted: Planted::new(faults),
+                made: AtomicU64::new(0),
             }),
         }
     }
@@ -120,7 +123,7 @@ impl Context {
     /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size;
     /// [`crate::Error::OutOfDeviceMemory`].
     pub fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
-        buffer::upload(self.device(), label, bytes)
+        buffer::upload(self.device(), label, bytes).map(|made| self.count(made))
     }
 
     /// Makes a storage buffer holding `bytes` that can also be bound as a
@@ -131,7 +134,7 @@ impl Context {
     /// [`crate::Error::OutOfDeviceMemory`].
     pub fn upload_constant(&self, label: &'static str, bytes: &[u8]) -> Result<wgpu::Buffer> {
         let usage = buffer::storage_usage() | wgpu::BufferUsages::UNIFORM;
-        buffer::upload_as(self.device(), label, bytes, usage)
+        buffer::upload_as(self.device(), label, bytes, usage).map(|made| self.count(made))
     }
 
     /// Makes an empty storage buffer that can also be copied from and to.
@@ -140,7 +143,18 @@ impl Context {
     /// [`crate::Error::DeviceLimit`] when the device allows no buffer or binding of this size;
     /// [`crate::Error::OutOfDeviceMemory`].
     pub fn create(&self, label: &'static str, size: u64) -> Result<wgpu::Buffer> {
-        buffer::create(self.device(), label, size)
+        buffer::create(self.device(), label, size).map(|made| self.count(made))
+    }
+
+    /// Bytes of all buffers made through this context and its clones so far, those that are gone too:
+    /// what a recording adds to them is all that it can take beside its arguments.
+    pub fn made_bytes(&self) -> u64 {
+        self.inner.made.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, made: wgpu::Buffer) -> wgpu::Buffer {
+        self.inner.made.fetch_add(made.size(), Ordering::Relaxed);
+        made
     }
 
     /// The pipeline of a kernel in a variant, made at the first call.

@@ -87,6 +87,9 @@ pub struct Rules<'a> {
 
 /// Attention of queries `[batch, heads, tokens, d_k]` over rows `[batch * kv_heads]`: outputs
 /// `[batch, heads, tokens, d_v]` and logs `[batch, heads, tokens]`.
+///
+/// # Panics
+/// For query heads that are no multiple of the KV heads, and queries of another length.
 pub fn attend(
     queries: &[f64],
     batch: usize,

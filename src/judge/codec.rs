@@ -157,6 +157,9 @@ fn bits_of(bytes: &[u8], at: usize, count: usize) -> usize {
 
 /// Takes a page apart: indices, signs, first scales, second scales, means, grids, each from a whole
 /// word on.
+///
+/// # Panics
+/// For a page of another length.
 pub fn unpack(rules: &Rules, page: &[u32]) -> Page {
     let bytes: Vec<u8> = page.iter().flat_map(|word| word.to_le_bytes()).collect();
     let (mut at, mut stored) = (0, 0);

@@ -76,6 +76,9 @@ fn stretch(values: &[f64], flat: f64) -> (Vec<f64>, f64) {
 }
 
 /// Scores the keys `[n, head_dim]` of one row.
+///
+/// # Panics
+/// For keys that are no whole rows.
 pub fn score(keys: &[f64], head_dim: usize, constants: &Constants) -> Scored {
     let n = keys.len() / head_dim;
     assert_eq!(n * head_dim, keys.len());

@@ -215,6 +215,9 @@ pub fn stored_scale(bits: u16) -> f64 {
 
 /// Takes a packed page apart: index plane, sign plane (2 bits only), `s1`, `s2` (16 bits a token),
 /// `o` (16 bits a channel), little-endian, each from a whole word on.
+///
+/// # Panics
+/// For a page of another length.
 pub fn unpack(page: &[u32], d: usize, bits: u32, r: usize) -> Chunk {
     let bytes: Vec<u8> = page.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut at = 0;

@@ -45,6 +45,18 @@ params! {
 }
 
 params! {
+    /// Parameters of `primitives/select_short`.
+    pub struct SelectShortParams {
+        /// Rows.
+        rows: u32,
+        /// Tokens of the longest row, at least.
+        longest: u32,
+        /// First tokens of each row, which have the top key.
+        sinks: u32,
+    }
+}
+
+params! {
     /// Parameters of `primitives/compact_count` and `primitives/compact`.
     pub struct CompactParams {
         /// Rows.

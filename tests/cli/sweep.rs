@@ -43,6 +43,32 @@ fn every_method_is_timed_and_checked_on_a_gpu() {
 }
 
 #[test]
+fn profiles_and_presets_are_told_apart_and_the_baseline_does_too() {
+    let found = lines(&[
+        "--baseline",
+        "--profile",
+        "compat,tuned",
+        "--bits",
+        "1",
+        "--presets",
+        "2.75",
+        "--methods",
+        "encode,attend-packed",
+    ]);
+    assert_eq!(found.len(), 2 * 6);
+    let name = |line: &Value| {
+        let fields =
+            ["profile", "bits", "value_bits", "preset"].map(|field| line[field].to_string());
+        fields.join(" ")
+    };
+    let packings = [r#""compat" 1 1 null"#, r#""tuned" 1 1 null"#, r#""tuned" 3 2 2.75"#];
+    for (line, packing) in found.iter().zip(packings.iter().cycle()) {
+        assert_eq!(name(line), *packing, "{line}");
+        assert_eq!(line["baseline"], line["device"] != "cpu", "{line}");
+    }
+}
+
+#[test]
 fn the_cpu_path_is_timed_too() {
     let found = lines(&["--backend", "cpu"]);
     assert_eq!(found.len(), 2 * 7);
@@ -79,6 +105,7 @@ fn what_no_sweep_can_mean_is_refused() {
         (["--repeats", "0"], "nothing to time"),
         (["--keep", "1.5"], "--keep"),
         (["--bits", "9"], "--bits"),
+        (["--presets", "1"], "target bits"),
         (["--dim", "13"], "--dim"),
         (["--batch", "400000000000"], "4294967296"),
     ] {

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use crate::support::{File, Folder, f32s, noise, tensor, tensors, u32s};
+use crate::support::{File, Folder, f32s, noise, pair, tensor, tensors, u32s};
 
 const BACKENDS: [&str; 2] = ["cpu", "auto"];
 
@@ -314,5 +314,31 @@ fn layers_of_one_file_do_not_touch_each_other() {
                 }
             }
         }
+    }
+}
+
+/// Heads of 8 and of 80 channels under key scales, without their rotary embedding: on a software device this
+/// takes as long as its compiler needs for the shader, and comes to an end.
+#[test]
+fn odd_widths_under_key_scales_and_without_rotation_pack_alike_everywhere() {
+    let folder = Folder::new();
+    for (dim, verb) in [(80, "quantize"), (8, "compress")] {
+        let dense = folder.write("x.st", &pair([1, 2, 150, dim]).bytes());
+        let list: Vec<f64> =
+            (0..dim / 2).map(|i| 1e4f64.powf(-2.0 * i as f64 / dim as f64)).collect();
+        let list = folder.write("f.json", serde_json::to_string(&list).expect("JSON").as_bytes());
+        let list = list.to_str().expect("a name");
+        let options = ["--key-scale", "on", "--rope-frequencies", list];
+        let [host, device] = BACKENDS.map(|backend| {
+            let keep = if verb == "compress" { &["--keep", "1"][..] } else { &[] };
+            let args = [&options[..], keep, &["--backend", backend]].concat();
+            let packed = folder.run(verb, &dense, "p.st", &args);
+            f32s(&folder.run("dequantize", &packed, "d.st", &["--backend", backend]), "layers.0.k")
+        });
+        let square = |x: f32| f64::from(x * x);
+        let error: f64 = host.iter().zip(&device).map(|(a, b)| square(a - b)).sum();
+        let size: f64 = host.iter().map(|x| square(*x)).sum();
+        // Where a scale lies between two codes, rounding decides.
+        assert!(host.len() == device.len() && error < 1e-3 * size, "{dim}: {error} of {size}");
     }
 }

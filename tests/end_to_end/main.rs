@@ -6,6 +6,7 @@ mod support;
 mod cost;
 mod job;
 mod limits;
+mod memory;
 mod paths;
 mod sample;
 mod together;

@@ -27,6 +27,12 @@ pub struct Gpu {
 impl Engine {
     /// Opens what the options ask for and says on standard error what was taken.
     pub fn open(common: &Common) -> Result<Self, Fail> {
+        Self::open_as(common, false)
+    }
+
+    /// As [`Self::open`]; on a GPU with no more than WebGPU promises, but for sizes of buffers and
+    /// timestamps, if `baseline`.
+    pub fn open_as(common: &Common, baseline: bool) -> Result<Self, Fail> {
         if common.backend == Backend::Cpu {
             if common.adapter.is_some() {
                 return Err(Fail::input("--adapter goes with a GPU, not with --backend cpu"));
@@ -44,7 +50,7 @@ impl Engine {
             {
                 continue;
             }
-            match Gpu::open(adapter) {
+            match Gpu::open(adapter, baseline) {
                 Ok(gpu) => {
                     say(&format!("running on {}", describe(&info)));
                     return Ok(Self::Gpu(Box::new(gpu)));
@@ -80,12 +86,18 @@ impl Engine {
 }
 
 impl Gpu {
-    fn open(adapter: &wgpu::Adapter) -> Result<Self, String> {
+    fn open(adapter: &wgpu::Adapter, baseline: bool) -> Result<Self, String> {
+        let limits = gpu::required_limits(&adapter.limits());
+        let plain = wgpu::Limits {
+            max_buffer_size: limits.max_buffer_size,
+            max_storage_buffer_binding_size: limits.max_storage_buffer_binding_size,
+            ..wgpu::Limits::default()
+        };
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("wgkv"),
             required_features: gpu::required_features()
                 | (adapter.features() & wgpu::Features::TIMESTAMP_QUERY),
-            required_limits: gpu::required_limits(&adapter.limits()),
+            required_limits: if baseline { plain } else { limits },
             ..Default::default()
         };
         if !adapter.features().contains(descriptor.required_features) {

@@ -2,8 +2,8 @@
 // Packs raw pages: keys or values of each into those of a packed page, and with `rows` > 0 the
 // positions too. Pages outside the slabs are ignored. Dispatched by src/cache/gpu/pack.rs; twin
 // src/cache/cpu/pack.rs.
-// One workgroup an entry (from, to, key scale). Needs element.wgsl, hadamard.wgsl, grid.wgsl,
-// divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl and encode.wgsl of common.
+// One workgroup an entry (from, to, key scale). Needs element.wgsl, hadamard.wgsl, turn.wgsl,
+// grid.wgsl, quantise.wgsl, divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl and encode.wgsl of common.
 
 struct Params {
     first: u32,
@@ -39,7 +39,9 @@ struct Params {
 @group(0) @binding(4) var<storage, read> key_scales: array<u32>;
 // The embedding.
 @group(0) @binding(5) var<uniform> rope: array<vec4<u32>, ROPE_FOURS>;
-@group(0) @binding(6) var<storage, read_write> pages: array<u32>;
+// The centroids again, for lanes that read different ones.
+@group(0) @binding(6) var<storage, read> centroids: array<vec4<f32>>;
+@group(0) @binding(7) var<storage, read_write> pages: array<u32>;
 
 fn encode_position(place: u32) -> u32 {
     return data[place];

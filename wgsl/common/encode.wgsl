@@ -2,10 +2,11 @@
 // Hadamard transform, indices of the nearest centroids (and signs) of each piece of 8 channels.
 // Twin: src/nsnquant/cpu/encode.rs, with the same order of sums.
 // It goes over the tokens twice, in batches that fill hadamard_data: for s1 and o, then for the rest.
-// A lane owns two pieces of a batch, `place` and `place + LANES`.
-// Needs element.wgsl, hadamard.wgsl, grid.wgsl, divide.wgsl, rope.wgsl, key_scale.wgsl and nearest.wgsl,
+// A lane owns up to four pieces of a batch, LANES apart from `lane` on.
+// Needs element.wgsl, hadamard.wgsl, turn.wgsl, grid.wgsl, quantise.wgsl, divide.wgsl, rope.wgsl,
+// key_scale.wgsl and nearest.wgsl,
 // encode_position (place) -> u32 for the position of a token row, these bindings: `data` (read),
-// `book` (uniform), `key_scales` (read), `pages` (written), `params` with dtype, chunk, sign_offset, s1_offset, s2_offset, o_offset,
+// `book` (uniform), `centroids` (read), `key_scales` (read), `pages` (written), `params` with dtype, chunk, sign_offset, s1_offset, s2_offset, o_offset,
 // grid_offset and scale, and the codec's constants (src/nsnquant/gpu/device.rs).
 
 const LANES: u32 = HADAMARD_LANES;
@@ -25,9 +26,8 @@ const GAIN_NORM: u32 = 2u;
 
 var<workgroup> wg_scale: array<f32, SCALES>;
 var<workgroup> wg_mean: array<f32, HEAD_DIM>;
-var<workgroup> wg_piece: array<u32, 2 * HADAMARD_LANES>;
+var<workgroup> wg_piece: array<u32, 4 * HADAMARD_LANES>;
 var<workgroup> wg_token: array<u32, BATCH>;
-var<workgroup> wg_square: array<f32, BATCH>;
 
 // Token of the batch that owns a piece. Exact for places below 256 and up to 64 pieces a token.
 fn batch_token(place: u32) -> u32 {
@@ -35,23 +35,11 @@ fn batch_token(place: u32) -> u32 {
 }
 
 fn read4(index: u32) -> vec4<f32> {
-    let dtype = params.dtype;
-    if dtype == 0u {
-        return vec4<f32>(
-            element_read(data[index], 0u, 0u),
-            element_read(data[index + 1u], 0u, 0u),
-            element_read(data[index + 2u], 0u, 0u),
-            element_read(data[index + 3u], 0u, 0u),
-        );
+    if params.dtype == 0u {
+        return element_real(
+            vec4<u32>(data[index], data[index + 1u], data[index + 2u], data[index + 3u]));
     }
-    let first = data[index >> 1u];
-    let second = data[(index >> 1u) + 1u];
-    return vec4<f32>(
-        element_read(first, 0u, dtype),
-        element_read(first, 1u, dtype),
-        element_read(second, 0u, dtype),
-        element_read(second, 1u, dtype),
-    );
+    return element_four(vec2<u32>(data[index >> 1u], data[(index >> 1u) + 1u]), params.dtype);
 }
 
 fn read_piece(index: u32, live: bool) -> Piece {
@@ -62,7 +50,12 @@ fn read_piece(index: u32, live: bool) -> Piece {
     return piece;
 }
 
-// The token divided by s1, which is at least 1e-8.
+// A number of a token divided by its s1, which is at least 1e-8.
+fn divided(value: f32, s1: f32) -> f32 {
+    let shrink = select(1.0, SHRINK, s1 > HUGE);
+    return value * shrink / (s1 * shrink);
+}
+
 fn divide_piece(piece: Piece, s1: f32) -> Piece {
     let shrink = select(1.0, SHRINK, s1 > HUGE);
     let divisor = s1 * shrink;
@@ -74,54 +67,20 @@ fn top_bits(v: vec4<f32>) -> u32 {
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
 }
 
-fn store_piece(place: u32, piece: Piece) {
-    let at = place * 8u;
-    hadamard_data[at] = piece.low.x;
-    hadamard_data[at + 1u] = piece.low.y;
-    hadamard_data[at + 2u] = piece.low.z;
-    hadamard_data[at + 3u] = piece.low.w;
-    hadamard_data[at + 4u] = piece.high.x;
-    hadamard_data[at + 5u] = piece.high.y;
-    hadamard_data[at + 6u] = piece.high.z;
-    hadamard_data[at + 7u] = piece.high.w;
-}
-
-fn load_piece(place: u32) -> Piece {
-    let at = place * 8u;
-    return Piece(
-        vec4<f32>(
-            hadamard_data[at],
-            hadamard_data[at + 1u],
-            hadamard_data[at + 2u],
-            hadamard_data[at + 3u],
-        ),
-        vec4<f32>(
-            hadamard_data[at + 4u],
-            hadamard_data[at + 5u],
-            hadamard_data[at + 6u],
-            hadamard_data[at + 7u],
-        ),
-    );
-}
-
-fn load_scaled(place: u32) -> Piece {
-    let piece = load_piece(place);
-    return Piece(piece.low * params.scale, piece.high * params.scale);
-}
-
 fn mean_piece(channel: u32) -> Piece {
+    let at = turn_mean_at(channel);
     return Piece(
         vec4<f32>(
-            wg_mean[channel],
-            wg_mean[channel + 1u],
-            wg_mean[channel + 2u],
-            wg_mean[channel + 3u],
+            wg_mean[at],
+            wg_mean[at + TURN_NEXT],
+            wg_mean[at + 2u * TURN_NEXT],
+            wg_mean[at + 3u * TURN_NEXT],
         ),
         vec4<f32>(
-            wg_mean[channel + 4u],
-            wg_mean[channel + 5u],
-            wg_mean[channel + 6u],
-            wg_mean[channel + 7u],
+            wg_mean[at + 4u * TURN_NEXT],
+            wg_mean[at + 5u * TURN_NEXT],
+            wg_mean[at + 6u * TURN_NEXT],
+            wg_mean[at + 7u * TURN_NEXT],
         ),
     );
 }
@@ -134,9 +93,9 @@ fn take_turned_mean(lane: u32, row: u32, last: u32) {
         let pair = i - token * (HEAD_DIM / 2u);
         let turn = rope_turn(pair, encode_position(row + min(token, last)));
         let at = rope_channels(pair);
-        let mean = vec2<f32>(wg_mean[at.x], wg_mean[at.y]);
-        hadamard_data[token * HEAD_DIM + at.x] -= mean.x * turn.x - mean.y * turn.y;
-        hadamard_data[token * HEAD_DIM + at.y] -= mean.y * turn.x + mean.x * turn.y;
+        let mean = vec2<f32>(wg_mean[turn_mean_at(at.x)], wg_mean[turn_mean_at(at.y)]);
+        hadamard_data[turn_value_at(token, at.x)] -= mean.x * turn.x - mean.y * turn.y;
+        hadamard_data[turn_value_at(token, at.y)] -= mean.y * turn.x + mean.x * turn.y;
     }
 }
 
@@ -187,15 +146,15 @@ fn token_sum(t: u32) -> f32 {
     let at = t * PIECES;
     var sum = 0.0;
     for (var p = 0u; p < PIECES; p += 4u) {
-        sum += bitcast<f32>(wg_piece[at + p]);
+        sum += bitcast<f32>(wg_piece[turn_slot(at + p)]);
         if p + 1u < PIECES {
-            sum += bitcast<f32>(wg_piece[at + p + 1u]);
+            sum += bitcast<f32>(wg_piece[turn_slot(at + p + 1u)]);
         }
         if p + 2u < PIECES {
-            sum += bitcast<f32>(wg_piece[at + p + 2u]);
+            sum += bitcast<f32>(wg_piece[turn_slot(at + p + 2u)]);
         }
         if p + 3u < PIECES {
-            sum += bitcast<f32>(wg_piece[at + p + 3u]);
+            sum += bitcast<f32>(wg_piece[turn_slot(at + p + 3u)]);
         }
     }
     return sum;
@@ -206,135 +165,22 @@ fn token_top(t: u32, least: u32) -> u32 {
     let last = (t + 1u) * PIECES - 1u;
     var top = least;
     for (var p = t * PIECES; p <= last; p += 4u) {
-        let low = max(wg_piece[p], wg_piece[min(p + 1u, last)]);
-        let high = max(wg_piece[min(p + 2u, last)], wg_piece[min(p + 3u, last)]);
+        let low = max(wg_piece[turn_slot(p)], wg_piece[turn_slot(min(p + 1u, last))]);
+        let high = max(
+            wg_piece[turn_slot(min(p + 2u, last))],
+            wg_piece[turn_slot(min(p + 3u, last))],
+        );
         top = max(top, max(low, high));
     }
     return top;
 }
 
-// Smallest and largest of the keys that each lane has. To be called by the whole workgroup.
-fn ends(lane: u32, low: u32, high: u32) -> vec2<u32> {
-    wg_piece[lane] = low;
-    wg_piece[lane + LANES] = high;
-    workgroupBarrier();
-    for (var half = LANES / 2u; half > 0u; half >>= 1u) {
-        if lane < half {
-            wg_piece[lane] = min(wg_piece[lane], wg_piece[lane + half]);
-            wg_piece[lane + LANES] = max(wg_piece[lane + LANES], wg_piece[lane + LANES + half]);
-        }
-        workgroupBarrier();
-    }
-    let both = vec2<u32>(wg_piece[0], wg_piece[LANES]);
-    workgroupBarrier();
-    return both;
-}
-
-// Quantises the scales of the chunk: codes to the plane at word `plane`, the grid to word `word`, and
-// the values back to wg_scale. To be called by the whole workgroup.
-fn quantise_scales(lane: u32, chunk: u32, plane: u32, word: u32) {
-    var low = 0xffffffffu;
-    var high = 0u;
-    for (var t = lane; t < chunk; t += LANES) {
-        let key = grid_key(wg_scale[t]);
-        low = min(low, key);
-        high = max(high, key);
-    }
-    let both = ends(lane, low, high);
-    let ends_of = vec2<f32>(grid_unkey(both.x), grid_unkey(both.y));
-    var grid = grid_of_scales(ends_of.x, ends_of.y);
-    var parts = grid_parts(grid);
-    if FORM == FORM_LINEAR {
-        grid = grid_of_linear_scales(ends_of.x, ends_of.y);
-        parts = grid_linear_parts(grid);
-    }
-    for (var w = lane; 8u * w < chunk; w += LANES) {
-        var codes = 0u;
-        for (var i = 0u; i < 8u; i++) {
-            let t = 8u * w + i;
-            if t < chunk {
-                var code = 0u;
-                if FORM == FORM_LINEAR {
-                    code = grid_code(parts, wg_scale[t]);
-                    wg_scale[t] = max(grid_value(parts, code), MIN_SCALE);
-                } else {
-                    code = grid_code(parts, grid_log(wg_scale[t]));
-                    wg_scale[t] = grid_scale(parts, code);
-                }
-                codes |= code << (4u * i);
-            }
-        }
-        pages[plane + w] = codes;
-    }
-    if lane == 0u && chunk > 0u {
-        pages[word] = grid;
-    }
-    workgroupBarrier();
-}
-
-// The same of the mean.
-fn quantise_mean(lane: u32, chunk: u32, plane: u32, word: u32) {
-    var low = 0xffffffffu;
-    var high = 0u;
-    for (var c = lane; c < HEAD_DIM; c += LANES) {
-        let key = grid_key(wg_mean[c]);
-        low = min(low, key);
-        high = max(high, key);
-    }
-    let both = ends(lane, low, high);
-    let grid = grid_spanning(grid_unkey(both.x), grid_unkey(both.y));
-    let parts = grid_parts(grid);
-    for (var w = lane; w < HEAD_DIM / 8u; w += LANES) {
-        var codes = 0u;
-        for (var i = 0u; i < 8u; i++) {
-            let code = grid_code(parts, wg_mean[8u * w + i]);
-            wg_mean[8u * w + i] = grid_value(parts, code);
-            codes |= code << (4u * i);
-        }
-        if chunk > 0u {
-            pages[plane + w] = codes;
-        }
-    }
-    if lane == 0u && chunk > 0u {
-        pages[word] = grid;
-    }
-    workgroupBarrier();
-}
-
-// The same of the mean in groups of 32 channels, each by one lane.
-fn quantise_groups(lane: u32, chunk: u32, plane: u32, word: u32) {
-    for (var group = lane; 32u * group < HEAD_DIM; group += LANES) {
-        let first = 32u * group;
-        let end = min(first + 32u, HEAD_DIM);
-        var low = 0xffffffffu;
-        var high = 0u;
-        for (var c = first; c < end; c++) {
-            let key = grid_key(wg_mean[c]);
-            low = min(low, key);
-            high = max(high, key);
-        }
-        let grid = grid_spanning(grid_unkey(low), grid_unkey(high));
-        let parts = grid_parts(grid);
-        for (var eight = first; eight < end; eight += 8u) {
-            var codes = 0u;
-            for (var i = 0u; i < 8u; i++) {
-                let code = grid_code(parts, wg_mean[eight + i]);
-                wg_mean[eight + i] = grid_value(parts, code);
-                codes |= code << (4u * i);
-            }
-            if chunk > 0u {
-                pages[plane + (eight >> 3u)] = codes;
-            }
-        }
-        if chunk > 0u {
-            pages[word + group] = grid;
-        }
-    }
-    workgroupBarrier();
-}
-
 // Transforms the mean, or transforms it back. To be called by the whole workgroup.
 fn turn_mean(lane: u32, back: bool) {
+    if TURN_PLAIN == 1u {
+        turn_row(lane, back);
+        return;
+    }
     for (var i = lane; i < HADAMARD_VALUES; i += LANES) {
         hadamard_data[i] = select(0.0, wg_mean[min(i, HEAD_DIM - 1u)], i < HEAD_DIM);
     }
@@ -349,42 +195,52 @@ fn turn_mean(lane: u32, back: bool) {
     workgroupBarrier();
 }
 
-// Value `channel` of a token of the batch, turned back from its position.
-fn still_value(t: u32, channel: u32, row: u32) -> f32 {
-    let value = hadamard_data[t * HEAD_DIM + channel];
+// The same where there is nothing to mix, of one row alone.
+fn turn_row(lane: u32, back: bool) {
+    for (var c = lane; c < HEAD_DIM; c += LANES) {
+        let value = wg_mean[turn_mean_at(c)];
+        hadamard_data[c] = select(turn_signed(c, value), value, back);
+    }
+    workgroupBarrier();
+    for (var log = 0u; log < HADAMARD_RUN_LOG; log++) {
+        for (var group = lane; group < HEAD_DIM / 2u; group += LANES) {
+            let at = hadamard_first(group, log, 1u);
+            let low = hadamard_data[at];
+            let high = hadamard_data[at + (1u << log)];
+            hadamard_data[at] = low + high;
+            hadamard_data[at + (1u << log)] = low - high;
+        }
+        workgroupBarrier();
+    }
+    for (var c = lane; c < HEAD_DIM; c += LANES) {
+        let value = hadamard_data[c];
+        wg_mean[turn_mean_at(c)] = select(value, turn_signed(c, value), back) * params.scale;
+    }
+    workgroupBarrier();
+}
+
+// Value `channel` of a token of the batch, divided by its scale and turned back from its position.
+fn still_value(t: u32, channel: u32, row: u32, s1: f32) -> f32 {
+    let value = divided(hadamard_data[turn_value_at(t, channel)], s1);
     if ROPE == 0u {
         return value;
     }
     let place = rope_place(channel);
     let turn = rope_turn(place.pair, encode_position(row + t));
-    return rope_back(place, turn, value, hadamard_data[t * HEAD_DIM + place.other]);
+    let other = divided(hadamard_data[turn_value_at(t, place.other)], s1);
+    return rope_back(place, turn, value, other);
 }
 
-// Adds the tokens of a batch, divided by their scales, to the mean; `row` is the place of the first
-// one's position. To be called by the whole workgroup.
-fn add_means(
-    lane: u32,
-    a: Piece,
-    b: Piece,
-    s1: vec2<f32>,
-    inside: vec2<bool>,
-    count: u32,
-    row: u32,
-) {
-    let place = vec2<u32>(lane, lane + LANES);
-    if inside.x {
-        store_piece(place.x, divide_piece(a, s1.x));
-    }
-    if inside.y {
-        store_piece(place.y, divide_piece(b, s1.y));
-    }
-    workgroupBarrier();
-    for (var c = lane; c < HEAD_DIM; c += LANES) {
-        var sum = wg_mean[c];
+// Adds tokens `first` to `first + count`, which are in hadamard_data, divided by their scales, to the
+// mean; `row` is the place of the first one's position. To be called by the whole workgroup.
+fn add_means(lane: u32, first: u32, count: u32, row: u32) {
+    for (var i = lane; i < HEAD_DIM; i += LANES) {
+        let c = turn_channel_of(i);
+        var sum = wg_mean[i];
         for (var t = 0u; t < count; t++) {
-            sum += still_value(t, c, row);
+            sum += still_value(t, c, row, wg_scale[first + t]);
         }
-        wg_mean[c] = sum;
+        wg_mean[i] = sum;
     }
     workgroupBarrier();
 }
@@ -393,8 +249,12 @@ fn add_means(
 // signs. Whole words only, each by one lane: a batch holds a multiple of 4 tokens, and what the last
 // word of a plane has beyond the chunk is 0.
 fn write_codes(out: u32, at: u32, group: u32) {
-    let c = vec4<u32>(wg_piece[4u * group], wg_piece[4u * group + 1u], wg_piece[4u * group + 2u],
-        wg_piece[4u * group + 3u]);
+    let c = vec4<u32>(
+        wg_piece[turn_slot(4u * group)],
+        wg_piece[turn_slot(4u * group + 1u)],
+        wg_piece[turn_slot(4u * group + 2u)],
+        wg_piece[turn_slot(4u * group + 3u)],
+    );
     let first = at + group * CODE_BYTES;
     var words = vec4<u32>(c.x, c.y, c.z, c.w);
     if CODE_BYTES == 1u {
@@ -434,62 +294,232 @@ fn unscale_piece(piece: Piece, key_scale: u32, channel: u32) -> Piece {
     );
 }
 
-// Packs `chunk` tokens, whose elements start at `base` of `data` and whose positions are those from
-// place `row` on, into the page at word `out`; all of params.chunk, or none. With KEY_SCALED they are
-// keys under the scale that starts at word `key_scale`. To be called by the whole workgroup.
-fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32, key_scale: u32) {
-    let place = vec2<u32>(lane, lane + LANES);
-    let token = vec2<u32>(batch_token(place.x), batch_token(place.y));
-    let channel = (place - token * PIECES) * 8u;
-    let inside = token < vec2<u32>(BATCH);
-    let last = max(chunk, 1u) - 1u;
+// A piece of the batch.
+struct Place {
+    // Among the pieces of the batch, and those of its own token.
+    index: u32,
+    token: u32,
+    channel: u32,
+    // Whether there is such a piece in a batch, and in this one.
+    inside: bool,
+    live: bool,
+}
 
-    for (var c = lane; c < HEAD_DIM; c += LANES) {
-        wg_mean[c] = 0.0;
+// Piece `index` of the batch of `count` tokens.
+fn place_of(index: u32, count: u32) -> Place {
+    if TURN_PLAIN == 1u {
+        // Batches are full.
+        let token = index >> TURN_LOG;
+        return Place(index, token, (index & (PIECES - 1u)) << 3u, true, token < count);
     }
-    for (var first = 0u; first < chunk; first += BATCH) {
-        let live = inside & (token + first < vec2<u32>(chunk));
-        let index = base + (first + token) * HEAD_DIM + channel;
-        let a = read_piece(index.x, live.x);
-        let b = read_piece(index.y, live.y);
-        wg_piece[place.x] = max(top_bits(a.low), top_bits(a.high));
-        wg_piece[place.y] = max(top_bits(b.low), top_bits(b.high));
+    let token = batch_token(index);
+    let channel = (index - token * PIECES) * 8u;
+    return Place(index, min(token, BATCH - 1u), channel, token < BATCH, token < min(BATCH, count));
+}
+
+fn read_place(place: Place, base: u32) -> Piece {
+    return read_piece(base + place.token * HEAD_DIM + place.channel, place.live);
+}
+
+// Leaves a number of a piece for the sum over its token.
+fn leave(place: Place, value: f32) {
+    wg_piece[turn_slot(place.index)] = bitcast<u32>(value);
+}
+
+// First scales of the tokens of a batch, whose elements start at `base`; the tokens stay in
+// hadamard_data. To be called by the whole workgroup.
+fn scale_tokens(lane: u32, first: u32, count: u32, base: u32) {
+    // f16 needs no other power of two: its squares neither over- nor underflow.
+    if params.dtype != 1u {
+        for (var index = lane; index < 4u * LANES; index += LANES) {
+            let place = place_of(index, count);
+            let piece = read_place(place, base);
+            wg_piece[turn_slot(index)] = max(top_bits(piece.low), top_bits(piece.high));
+        }
         workgroupBarrier();
         for (var t = lane; t < BATCH; t += LANES) {
             wg_token[t] = token_top(t, 64u << 23u) >> 23u;
         }
         workgroupBarrier();
-        let up_a = bitcast<f32>((255u - wg_token[min(token.x, BATCH - 1u)]) << 23u);
-        let up_b = bitcast<f32>((255u - wg_token[min(token.y, BATCH - 1u)]) << 23u);
-        wg_piece[place.x] = bitcast<u32>(square_sum(Piece(a.low * up_a, a.high * up_a)));
-        wg_piece[place.y] = bitcast<u32>(square_sum(Piece(b.low * up_b, b.high * up_b)));
+    }
+    for (var index = lane; index < 4u * LANES; index += LANES) {
+        let place = place_of(index, count);
+        let piece = read_place(place, base);
+        var up = 1.0;
+        if params.dtype != 1u {
+            up = bitcast<f32>((255u - wg_token[place.token]) << 23u);
+        }
+        if place.inside {
+            turn_store(index, piece);
+        }
+        leave(place, square_sum(Piece(piece.low * up, piece.high * up)));
+    }
+    workgroupBarrier();
+    for (var t = lane; t < min(BATCH, count); t += LANES) {
+        let rms = sqrt(token_sum(t) / f32(HEAD_DIM));
+        var scale = rms;
+        if params.dtype != 1u {
+            scale = min(rms, BELOW_FOUR) * bitcast<f32>((wg_token[t] - 1u) << 23u);
+        }
+        wg_scale[first + t] = max(scale, MIN_SCALE);
+    }
+    workgroupBarrier();
+}
+
+// Brings the tokens of a batch to hadamard_data. To be called by the whole workgroup.
+fn load_tokens(lane: u32, count: u32, base: u32) {
+    for (var index = lane; index < 4u * LANES; index += LANES) {
+        let place = place_of(index, count);
+        let piece = read_place(place, base);
+        if place.inside {
+            turn_store(index, piece);
+        }
+    }
+    workgroupBarrier();
+}
+
+// Second scales of the tokens of a batch, whose elements start at `base` and positions at place `row`;
+// the tokens, divided by both scales and centred, go to hadamard_data. To be called by the whole
+// workgroup.
+fn normalise(lane: u32, first: u32, count: u32, base: u32, row: u32, key_scale: u32) {
+    for (var index = lane; index < 4u * LANES; index += LANES) {
+        let place = place_of(index, count);
+        let s1 = wg_scale[first + min(place.token, count - 1u)];
+        var piece = divide_piece(read_place(place, base), s1);
+        if ROPE == 0u {
+            let mean = mean_piece(place.channel);
+            piece = Piece(piece.low - mean.low, piece.high - mean.high);
+        }
+        if place.inside {
+            turn_store(index, piece);
+        }
+    }
+    if ROPE == 1u {
         workgroupBarrier();
-        for (var t = lane; t < BATCH; t += LANES) {
-            let square = token_sum(t);
-            if first + t < chunk {
-                let down = bitcast<f32>((wg_token[t] - 1u) << 23u);
-                let rms = min(sqrt(square / f32(HEAD_DIM)), BELOW_FOUR);
-                wg_scale[first + t] = max(rms * down, MIN_SCALE);
+        take_turned_mean(lane, row, count - 1u);
+        workgroupBarrier();
+    }
+    for (var index = lane; index < 4u * LANES; index += LANES) {
+        let place = place_of(index, count);
+        if place.inside {
+            var piece = turn_load(index);
+            if KEY_SCALED == 1u {
+                piece = unscale_piece(piece, key_scale, place.channel);
+                turn_store(index, piece);
+            }
+            leave(place, square_sum(piece));
+        }
+    }
+    workgroupBarrier();
+    for (var t = lane; t < BATCH; t += LANES) {
+        wg_token[t] = bitcast<u32>(max(sqrt(token_sum(t) / f32(HEAD_DIM)), MIN_SCALE));
+    }
+    workgroupBarrier();
+    for (var index = lane; index < 4u * LANES; index += LANES) {
+        let place = place_of(index, count);
+        if place.inside {
+            let s2 = bitcast<f32>(wg_token[place.token]);
+            let piece = turn_load(index);
+            turn_store_first(index, Piece(piece.low / s2, piece.high / s2), place.channel);
+        }
+    }
+}
+
+fn load_turned(place: Place) -> Piece {
+    var piece = Piece(vec4<f32>(0.0), vec4<f32>(0.0));
+    if place.inside {
+        piece = turn_load(place.index);
+    }
+    return Piece(piece.low * params.scale, piece.high * params.scale);
+}
+
+// What is compared with the centroids, of the lane's piece `number` of a batch.
+fn load_target(lane: u32, number: u32) -> Piece {
+    return target_of(load_turned(place_of(lane + number * LANES, BATCH)));
+}
+
+fn gain_parts(place: u32) -> vec2<f32> {
+    return vec2<f32>(hadamard_data[turn_at(place, 0u)], hadamard_data[turn_at(place, 1u)]);
+}
+
+// What gain_of wants of a token.
+fn gain_sums(t: u32) -> vec2<f32> {
+    let at = t * PIECES;
+    var sum = vec2<f32>(0.0);
+    for (var p = 0u; p < PIECES; p += 4u) {
+        sum += gain_parts(at + p);
+        if p + 1u < PIECES {
+            sum += gain_parts(at + p + 1u);
+        }
+        if p + 2u < PIECES {
+            sum += gain_parts(at + p + 2u);
+        }
+        if p + 3u < PIECES {
+            sum += gain_parts(at + p + 3u);
+        }
+    }
+    return sum;
+}
+
+// Indices and signs of the pieces of a batch of `count` tokens, and the gain on its second scales. To
+// be called by the whole workgroup.
+fn choose(lane: u32, count: u32) {
+    let found = nearest(Four(
+        load_target(lane, 0u),
+        load_target(lane, 1u),
+        load_target(lane, 2u),
+        load_target(lane, 3u),
+    ));
+    for (var number = 0u; number < 4u; number++) {
+        let place = place_of(lane + number * LANES, count);
+        let low = select(found.x, found.y, number == 1u);
+        let high = select(found.z, found.w, number == 3u);
+        var code = select(low, high, number > 1u);
+        if SIGNS == 1u || GAIN != GAIN_TOKEN {
+            let piece = load_turned(place);
+            let target_piece = target_of(piece);
+            if GAIN != GAIN_TOKEN && place.inside {
+                // The piece itself is no longer needed there.
+                hadamard_data[turn_at(place.index, 0u)] = square_sum(target_piece);
+                hadamard_data[turn_at(place.index, 1u)] = gain_part(target_piece, code);
+            }
+            if SIGNS == 1u {
+                code |= signs_of(piece) << 8u;
             }
         }
+        wg_piece[turn_slot(place.index)] = select(0u, code, place.live);
+    }
+    workgroupBarrier();
+    if GAIN != GAIN_TOKEN {
+        for (var t = lane; t < BATCH; t += LANES) {
+            let sums = gain_sums(t);
+            let s2 = bitcast<f32>(wg_token[t]) * gain_of(sums.x, sums.y);
+            wg_token[t] = bitcast<u32>(s2);
+        }
         workgroupBarrier();
+    }
+}
+
+// Packs `chunk` tokens, whose elements start at `base` of `data` and whose positions are those from
+// place `row` on, into the page at word `out`; all of params.chunk, or none. With KEY_SCALED they are
+// keys under the scale that starts at word `key_scale`. To be called by the whole workgroup.
+fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32, key_scale: u32) {
+    let last = max(chunk, 1u) - 1u;
+    for (var c = lane; c < HEAD_DIM; c += LANES) {
+        wg_mean[c] = 0.0;
+    }
+    for (var first = 0u; first < chunk; first += BATCH) {
+        scale_tokens(lane, first, chunk - first, base + first * HEAD_DIM);
         if FORM == FORM_HALF {
-            let at = min(first + token, vec2<u32>(last));
-            let s1 = vec2<f32>(wg_scale[at.x], wg_scale[at.y]);
-            add_means(lane, a, b, s1, inside, min(BATCH, chunk - first), row + first);
+            add_means(lane, first, min(BATCH, chunk - first), row + first);
         }
     }
     if FORM != FORM_HALF {
         // Scales of 4 bits depend on the whole chunk, so the tokens are read once more.
         quantise_scales(lane, chunk, out + params.s1_offset, out + params.grid_offset);
         for (var first = 0u; first < chunk; first += BATCH) {
-            let live = inside & (token + first < vec2<u32>(chunk));
-            let index = base + (first + token) * HEAD_DIM + channel;
-            let at = min(first + token, vec2<u32>(last));
-            let s1 = vec2<f32>(wg_scale[at.x], wg_scale[at.y]);
-            let a = read_piece(index.x, live.x);
-            let b = read_piece(index.y, live.y);
-            add_means(lane, a, b, s1, inside, min(BATCH, chunk - first), row + first);
+            load_tokens(lane, chunk - first, base + first * HEAD_DIM);
+            add_means(lane, first, min(BATCH, chunk - first), row + first);
         }
     }
 
@@ -507,8 +537,8 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32, key_scale:
     } else {
         for (var pair = lane; pair < HEAD_DIM / 2u; pair += LANES) {
             if chunk > 0u {
-                let low = half_bits(wg_mean[2u * pair]);
-                let high = half_bits(wg_mean[2u * pair + 1u]);
+                let low = half_bits(wg_mean[turn_mean_at(2u * pair)]);
+                let high = half_bits(wg_mean[turn_mean_at(2u * pair + 1u)]);
                 pages[out + params.o_offset + pair] = low | (high << 16u);
             }
         }
@@ -519,88 +549,10 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32, key_scale:
     }
 
     for (var first = 0u; first < chunk; first += BATCH) {
-        let live = inside & (token + first < vec2<u32>(chunk));
-        let index = base + (first + token) * HEAD_DIM + channel;
-        var a = divide_piece(read_piece(index.x, live.x), wg_scale[min(first + token.x, last)]);
-        var b = divide_piece(read_piece(index.y, live.y), wg_scale[min(first + token.y, last)]);
-        if ROPE == 1u {
-            if inside.x {
-                store_piece(place.x, a);
-            }
-            if inside.y {
-                store_piece(place.y, b);
-            }
-            workgroupBarrier();
-            take_turned_mean(lane, row + first, last - first);
-            workgroupBarrier();
-            if inside.x {
-                a = load_piece(place.x);
-            }
-            if inside.y {
-                b = load_piece(place.y);
-            }
-        } else {
-            let mean_a = mean_piece(channel.x);
-            let mean_b = mean_piece(channel.y);
-            a = Piece(a.low - mean_a.low, a.high - mean_a.high);
-            b = Piece(b.low - mean_b.low, b.high - mean_b.high);
-        }
-        if KEY_SCALED == 1u {
-            a = unscale_piece(a, key_scale, channel.x);
-            b = unscale_piece(b, key_scale, channel.y);
-        }
-        wg_piece[place.x] = bitcast<u32>(square_sum(a));
-        wg_piece[place.y] = bitcast<u32>(square_sum(b));
-        workgroupBarrier();
-        for (var t = lane; t < BATCH; t += LANES) {
-            wg_token[t] = bitcast<u32>(max(sqrt(token_sum(t) / f32(HEAD_DIM)), MIN_SCALE));
-        }
-        workgroupBarrier();
-        let s2_a = bitcast<f32>(wg_token[min(token.x, BATCH - 1u)]);
-        let s2_b = bitcast<f32>(wg_token[min(token.y, BATCH - 1u)]);
-        if inside.x {
-            store_piece(place.x, Piece(a.low / s2_a, a.high / s2_a));
-        }
-        if inside.y {
-            store_piece(place.y, Piece(b.low / s2_b, b.high / s2_b));
-        }
-        hadamard_forward(lane);
-        if inside.x {
-            a = load_scaled(place.x);
-        }
-        if inside.y {
-            b = load_scaled(place.y);
-        }
-        let target_a = target_of(a);
-        let target_b = target_of(b);
-        var found = vec2<u32>(0u);
-        if live.x || live.y {
-            found = nearest(target_a, target_b);
-        }
-        if GAIN != GAIN_TOKEN {
-            wg_piece[place.x] = bitcast<u32>(square_sum(target_a));
-            wg_piece[place.y] = bitcast<u32>(square_sum(target_b));
-            workgroupBarrier();
-            for (var t = lane; t < BATCH; t += LANES) {
-                wg_square[t] = token_sum(t);
-            }
-            workgroupBarrier();
-            wg_piece[place.x] = bitcast<u32>(gain_part(target_a, found.x));
-            wg_piece[place.y] = bitcast<u32>(gain_part(target_b, found.y));
-            workgroupBarrier();
-            for (var t = lane; t < BATCH; t += LANES) {
-                let s2 = bitcast<f32>(wg_token[t]) * gain_of(wg_square[t], token_sum(t));
-                wg_token[t] = bitcast<u32>(s2);
-            }
-            workgroupBarrier();
-        }
-        var signs = vec2<u32>(0u);
-        if SIGNS == 1u {
-            signs = vec2<u32>(signs_of(a) << 8u, signs_of(b) << 8u);
-        }
-        wg_piece[place.x] = select(0u, found.x | signs.x, live.x);
-        wg_piece[place.y] = select(0u, found.y | signs.y, live.y);
-        workgroupBarrier();
+        let start = base + first * HEAD_DIM;
+        normalise(lane, first, chunk - first, start, row + first, key_scale);
+        turn_rest(lane);
+        choose(lane, chunk - first);
         for (var group = lane; group < BATCH * PIECES / 4u; group += LANES) {
             write_codes(out, (first >> 2u) * PIECES * CODE_BYTES, group);
         }

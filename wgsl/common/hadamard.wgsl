@@ -55,13 +55,18 @@ fn hadamard_apply(lane: u32, table: u32) {
     }
 }
 
-// Negates the channels that the seed says (src/nsnquant/hadamard.rs).
+// Whether the seed negates a channel (src/nsnquant/hadamard.rs).
+fn hadamard_negative(channel: u32) -> bool {
+    var x = HADAMARD_SEED + channel * 0x9e3779b9u;
+    x = (x ^ (x >> 16u)) * 0x85ebca6bu;
+    x = (x ^ (x >> 13u)) * 0xc2b2ae35u;
+    return ((x ^ (x >> 16u)) & 1u) == 1u;
+}
+
+// Negates the channels that the seed says.
 fn hadamard_flip(lane: u32) {
     for (var c = lane; c < HADAMARD_DIM; c += HADAMARD_LANES) {
-        var x = HADAMARD_SEED + c * 0x9e3779b9u;
-        x = (x ^ (x >> 16u)) * 0x85ebca6bu;
-        x = (x ^ (x >> 13u)) * 0xc2b2ae35u;
-        if ((x ^ (x >> 16u)) & 1u) == 1u {
+        if hadamard_negative(c) {
             for (var at = c; at < HADAMARD_VALUES; at += HADAMARD_DIM) {
                 hadamard_data[at] = -hadamard_data[at];
             }

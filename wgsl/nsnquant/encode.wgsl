@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Packs chunks of token rows [total_rows, d] into pages, as wgsl/common/encode.wgsl does one. Dispatched
 // by src/nsnquant/gpu/encode.rs; twin: src/nsnquant/cpu/encode.rs.
-// One workgroup a page. Needs element.wgsl, hadamard.wgsl, grid.wgsl, divide.wgsl, rope.wgsl,
-// key_scale.wgsl, nearest.wgsl and encode.wgsl of common.
+// One workgroup a page. Needs element.wgsl, hadamard.wgsl, turn.wgsl, grid.wgsl, quantise.wgsl,
+// divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl and encode.wgsl of common.
 
 struct Params {
     pages: u32,
@@ -30,7 +30,9 @@ struct Params {
 // Positions of the token rows, and the embedding.
 @group(0) @binding(6) var<storage, read> positions: array<u32>;
 @group(0) @binding(7) var<uniform> rope: array<vec4<u32>, ROPE_FOURS>;
-@group(0) @binding(8) var<storage, read_write> pages: array<u32>;
+// The centroids again, for lanes that read different ones.
+@group(0) @binding(8) var<storage, read> centroids: array<vec4<f32>>;
+@group(0) @binding(9) var<storage, read_write> pages: array<u32>;
 
 fn encode_position(place: u32) -> u32 {
     return positions[place];

@@ -62,7 +62,9 @@ static KERNEL: Kernel = Kernel {
     source: concat!(
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/turn.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/quantise.wgsl"),
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/rope.wgsl"),
         include_str!("../../../wgsl/common/nearest.wgsl"),
@@ -76,6 +78,7 @@ static KERNEL: Kernel = Kernel {
         Binding::Constant("book"),
         Binding::Read("key_scales"),
         Binding::Constant("rope"),
+        Binding::Read("centroids"),
         Binding::Write("pages"),
     ],
     params: PackParams::LAYOUT,
@@ -143,8 +146,8 @@ pub fn record(
             scale: codec.codec().hadamard().scale(),
             last_scale,
         };
-        let slices =
-            [list.words, from.words, Slice::all(codec.book()), values, codec.rope(), to.words];
+        let book = Slice::all(codec.book());
+        let slices = [list.words, from.words, book, values, codec.rope(), book, to.words];
         let groups = Groups(list.count.into());
         let variant = encode_variant(codec, scales.is_some());
         rec.dispatch(&KERNEL, &variant, &params, &slices, groups)?;

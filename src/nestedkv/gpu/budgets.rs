@@ -113,7 +113,7 @@ pub fn record(rec: &mut Recorder<'_>, of: &Competition<'_>) -> Result<Shared> {
     let parts = of.longest.div_ceil(SPAN).max(1);
     let (by_heads, by_parts) = (Magic::of(of.heads), Magic::of(parts));
     let params = BudgetsParams {
-        rows: size("rows", rows)?,
+        rows: 0,
         longest: size("longest", of.longest)?,
         sinks: of.sinks,
         rest,
@@ -133,19 +133,37 @@ pub fn record(rec: &mut Recorder<'_>, of: &Competition<'_>) -> Result<Shared> {
     let thresholds = context.create("thresholds", rows as u64 * 16)?;
     // A new buffer holds zeros.
     let tallies = context.create("tallies", rows as u64 * 8)?;
-    let (floors, tallies) = (Slice::all(&floors), Slice::all(&tallies));
+    let [floors, ranks, tallies] = [&floors, &ranks, &tallies].map(Slice::all);
     let Competition { scores, starts, longest, sinks, .. } = *of;
     let sure = select::record(rec, scores, starts, rows, longest, sinks, floors)?;
     let sure = Slice::all(&sure);
-    let ragged = select::Ragged { scores, starts, rows, longest, sinks };
-    let counted = select::count(rec, &ragged, Slice::all(&ranks), Some((sure, of.heads)))?;
-    let (states, bins) = (Slice::all(&counted.states), Slice::all(&counted.bins));
+    let [budgets_all, thresholds_all] = [&budgets, &thresholds].map(Slice::all);
+    let scratch = select::Scratch::new(rec, sequences.min(select::ROWS) as u64)?;
+    let (states, bins) = (Slice::all(&scratch.states), Slice::all(&scratch.steps[2]));
     let plain = Variant::default();
-    let slices = [scores, starts, sure, states, bins, tallies];
-    rec.dispatch(&COUNT, &plain, &params, &slices, Groups((rows * parts) as u64))?;
-    let outputs = [&budgets, &thresholds].map(Slice::all);
-    let slices = [floors, sure, states, bins, tallies, outputs[0], outputs[1]];
-    rec.dispatch(&BUDGETS, &plain, &params, &slices, Groups(sequences as u64))?;
+    for first in (0..sequences).step_by(select::ROWS) {
+        let own = select::ROWS.min(sequences - first);
+        if first > 0 {
+            scratch.clear(rec)?;
+        }
+        let (row, rows) = (first * of.heads, own * of.heads);
+        let [starts, ranks, floors] = [
+            select::part(starts, row, rows + 1),
+            select::part(ranks, first, own),
+            select::part(floors, row, rows),
+        ];
+        let [sure, thresholds] =
+            [sure, thresholds_all].map(|words| select::part(words, 4 * row, 4 * rows));
+        let tallies = select::part(tallies, 2 * row, 2 * rows);
+        let budgets = select::part(budgets_all, row, rows);
+        let params = BudgetsParams { rows: size("rows", rows)?, ..params };
+        let ragged = select::Ragged { scores, starts, rows, longest, sinks };
+        select::count(rec, &ragged, ranks, Some((sure, of.heads)), &scratch)?;
+        let slices = [scores, starts, sure, states, bins, tallies];
+        rec.dispatch(&COUNT, &plain, &params, &slices, Groups((rows * parts) as u64))?;
+        let slices = [floors, sure, states, bins, tallies, budgets, thresholds];
+        rec.dispatch(&BUDGETS, &plain, &params, &slices, Groups(own as u64))?;
+    }
     Ok(Shared { budgets, thresholds })
 }
 

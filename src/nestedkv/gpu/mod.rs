@@ -27,6 +27,8 @@ pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
     let plain = [&mean::KERNEL, &blend::KERNEL, &gate::KERNEL, &append::KERNEL];
     let mut kernels = vec![(&anchor::KERNEL, anchor::variants())];
     kernels.extend(anomaly::kernels());
+    let (kernel, variant) = spread::short();
+    kernels.push((kernel, vec![variant]));
     let plain = plain.into_iter().chain(spread::kernels()).chain(budgets::kernels());
     kernels.extend(plain.map(|kernel| (kernel, vec![Variant::default()])));
     kernels

@@ -17,6 +17,27 @@ const BINS: u64 = 2048;
 /// where every device can bind them.
 const LINES: usize = 4096;
 
+/// Tokens of a line that a lane takes alone.
+const SHORT: usize = 32;
+
+/// Short lines, each by one lane.
+static SHORT_LINES: Kernel = Kernel {
+    name: "nestedkv/spread_short",
+    source: concat!(
+        include_str!("../../../wgsl/common/order.wgsl"),
+        include_str!("../../../wgsl/common/span.wgsl"),
+        include_str!("../../../wgsl/nestedkv/spread_short.wgsl"),
+    ),
+    bindings: &[Binding::Read("scales"), Binding::Read("extremes"), Binding::Write("spreads")],
+    params: SpreadParams::LAYOUT,
+};
+
+/// The variant of [`SHORT_LINES`].
+pub(crate) fn short() -> (&'static Kernel, Variant) {
+    let constants = vec![("SHORT", SHORT as u32)];
+    (&SHORT_LINES, Variant { constants, overrides: Vec::new() })
+}
+
 /// Bins of all scores.
 static COUNT: Kernel = Kernel {
     name: "nestedkv/spread_count",
@@ -71,7 +92,7 @@ static SPREAD: Kernel = Kernel {
     params: SpreadParams::LAYOUT,
 };
 
-/// The three kernels.
+/// The three kernels of longer lines.
 pub(crate) fn kernels() -> [&'static Kernel; 3] {
     [&COUNT, &REFINE, &SPREAD]
 }
@@ -95,13 +116,19 @@ pub fn record(
     check_words("extremes", extremes.size, lines.saturating_mul(2))?;
     let context = rec.context();
     let spreads = context.create("spreads", u64::from(count) * 16)?;
+    if tokens <= SHORT {
+        let params = params_of(lines, tokens, 1)?;
+        let (kernel, variant) = short();
+        let slices = [scales, extremes, Slice::all(&spreads)];
+        rec.dispatch(kernel, &variant, &params, &slices, Groups(lines.div_ceil(64) as u64))?;
+        return Ok(spreads);
+    }
     let held = lines.min(LINES);
     // New buffers hold zeros.
     let counts = context.create("bins", held as u64 * BINS * 4)?;
     let finer = context.create("finer bins", held as u64 * BINS * 8)?;
     let beyond = context.create("beyond", held as u64 * 16)?;
     let parts = tokens.div_ceil(SPAN).max(1);
-    let by_parts = Magic::of(parts);
     let plain = Variant::default();
     let [counts, finer, beyond] = [&counts, &finer, &beyond].map(Slice::all);
     for first in (0..lines).step_by(LINES) {
@@ -112,16 +139,7 @@ pub fn record(
                 rec.clear(used)?;
             }
         }
-        let params = SpreadParams {
-            lines: own as u32,
-            tokens: size("tokens", tokens)?,
-            group: group_size(tokens) as u32,
-            flat: FLAT_SPAN,
-            parts: parts as u32,
-            parts_multiplier: by_parts.multiplier,
-            parts_shift1: by_parts.shift1,
-            parts_shift2: by_parts.shift2,
-        };
+        let params = params_of(own, tokens, parts)?;
         let groups = Groups((own * parts) as u64);
         rec.dispatch(&COUNT, &plain, &params, &[scales, extremes, counts], groups)?;
         let slices = [scales, extremes, counts, finer, beyond];
@@ -130,6 +148,21 @@ pub fn record(
         rec.dispatch(&SPREAD, &plain, &params, &slices, Groups(own as u64))?;
     }
     Ok(spreads)
+}
+
+/// Parameters for so many lines, each in so many parts.
+fn params_of(lines: usize, tokens: usize, parts: usize) -> Result<SpreadParams> {
+    let by_parts = Magic::of(parts);
+    Ok(SpreadParams {
+        lines: lines as u32,
+        tokens: size("tokens", tokens)?,
+        group: group_size(tokens) as u32,
+        flat: FLAT_SPAN,
+        parts: parts as u32,
+        parts_multiplier: by_parts.multiplier,
+        parts_shift1: by_parts.shift1,
+        parts_shift2: by_parts.shift2,
+    })
 }
 
 /// The words of `count` lines from `first` on, of which each has so many.

@@ -7,6 +7,9 @@ use crate::nsnquant::codec::Codec;
 use crate::nsnquant::params::DecodeParams;
 use crate::shape::Dtype;
 
+/// Invocations of a workgroup.
+const LANES: u32 = 128;
+
 static KERNEL: Kernel = Kernel {
     name: "nsnquant/decode",
     source: concat!(
@@ -44,7 +47,7 @@ pub fn variants() -> Vec<Variant> {
 }
 
 fn variant(codec: &Codec, scaled: bool) -> Variant {
-    Variant { constants: device::constants(codec, scaled), overrides: Vec::new() }
+    Variant { constants: device::constants(codec, scaled, LANES), overrides: Vec::new() }
 }
 
 /// The variant for a codec, under key scales or not, also of other kernels around `wgsl/common/decode.wgsl`.

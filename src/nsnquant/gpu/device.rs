@@ -9,10 +9,8 @@ use crate::nsnquant::hadamard::Hadamard;
 use crate::nsnquant::rope::{Pairing, Rope};
 use crate::shape::{Dtype, MAX_HEAD_DIM, check_count, check_head_dim};
 
-/// Invocations of a workgroup.
-const LANES: u32 = 128;
-/// Pieces that a workgroup has in hand: two a lane.
-const BATCH_PIECES: usize = 2 * LANES as usize;
+/// Pieces that a workgroup has in hand.
+const BATCH_PIECES: usize = 256;
 
 /// A [`Codec`] whose codebook is on the device.
 #[derive(Clone, Debug)]
@@ -157,13 +155,13 @@ pub(crate) fn rope_fours(head_dim: usize) -> u32 {
     head_dim as u32 / 4 + 1
 }
 
-/// Constants of both stages, for pages under key scales or not.
-pub(super) fn constants(codec: &Codec, scaled: bool) -> Vec<(&'static str, u32)> {
+/// Constants of both stages in workgroups of `lanes` invocations, for pages under key scales or not.
+pub(super) fn constants(codec: &Codec, scaled: bool, lanes: u32) -> Vec<(&'static str, u32)> {
     let (layout, scheme) = (codec.layout(), codec.scheme());
     let pieces = layout.head_dim() / PIECE;
     // A multiple of 4 tokens, so that a batch of codes is whole words.
     let batch = BATCH_PIECES / pieces / 4 * 4;
-    let mut constants = hadamard_constants(codec.hadamard(), LANES, batch);
+    let mut constants = hadamard_constants(codec.hadamard(), lanes, batch);
     let gain = match scheme.gain {
         Gain::TokenNorm => 0,
         Gain::Unbiased => 1,

@@ -8,12 +8,17 @@ use crate::nsnquant::codec::Codec;
 use crate::nsnquant::params::EncodeParams;
 use crate::shape::Dtype;
 
+/// Invocations of a workgroup, each with four pieces in hand.
+const LANES: u32 = 64;
+
 static KERNEL: Kernel = Kernel {
     name: "nsnquant/encode",
     source: concat!(
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/turn.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
+        include_str!("../../../wgsl/common/quantise.wgsl"),
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/rope.wgsl"),
         include_str!("../../../wgsl/common/nearest.wgsl"),
@@ -29,6 +34,7 @@ static KERNEL: Kernel = Kernel {
         Binding::Read("scale_of"),
         Binding::Read("positions"),
         Binding::Constant("rope"),
+        Binding::Read("centroids"),
         Binding::Write("pages"),
     ],
     params: EncodeParams::LAYOUT,
@@ -46,7 +52,7 @@ pub fn variants() -> Vec<Variant> {
 }
 
 fn variant(codec: &Codec, scaled: bool) -> Variant {
-    let mut constants = device::constants(codec, scaled);
+    let mut constants = device::constants(codec, scaled, LANES);
     constants.push(("SCALES", codec.layout().chunk().next_power_of_two().max(64) as u32));
     Variant { constants, overrides: Vec::new() }
 }
@@ -140,11 +146,12 @@ pub fn encode_at(
         scale: hadamard.scale(),
         last_scale,
     };
+    let book = Slice::all(codec.book());
     rec.dispatch(
         &KERNEL,
         &variant(codec.codec(), scales.is_some()),
         &params,
-        &[data, starts, Slice::all(codec.book()), values, of, positions, codec.rope(), out],
+        &[data, starts, book, values, of, positions, codec.rope(), book, out],
         Groups(pages as u64),
     )
 }

@@ -12,7 +12,9 @@ use crate::gpu::{Kernel, Variant};
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
     let pairs = select::kernels().into_iter().chain(compact::kernels());
     let others = [&scan::KERNEL, &gather::KERNEL];
-    pairs.chain(others).map(|kernel| (kernel, vec![Variant::default()])).collect()
+    let plain = pairs.chain(others).map(|kernel| (kernel, vec![Variant::default()]));
+    let (short, variant) = select::short();
+    plain.chain([(short, vec![variant])]).collect()
 }
 
 /// Tokens of a row that a workgroup takes, in kernels that count or compact.

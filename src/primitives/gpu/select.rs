@@ -4,7 +4,7 @@
 use super::{SPAN, check_words, size};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
-use crate::primitives::params::{SelectCountParams, SelectParams};
+use crate::primitives::params::{SelectCountParams, SelectParams, SelectShortParams};
 
 /// One step over all rows.
 static COUNT: Kernel = Kernel {
@@ -46,7 +46,32 @@ static SELECT: Kernel = Kernel {
     params: SelectParams::LAYOUT,
 };
 
-/// Both kernels.
+/// Tokens of a row that a lane takes alone.
+const SHORT: usize = 32;
+
+/// Short rows, each by one lane.
+static SHORT_ROWS: Kernel = Kernel {
+    name: "primitives/select_short",
+    source: concat!(
+        include_str!("../../../wgsl/common/order.wgsl"),
+        include_str!("../../../wgsl/primitives/select_short.wgsl"),
+    ),
+    bindings: &[
+        Binding::Read("scores"),
+        Binding::Read("starts"),
+        Binding::Read("counts"),
+        Binding::Write("thresholds"),
+    ],
+    params: SelectShortParams::LAYOUT,
+};
+
+/// The kernel of short rows and its variant.
+pub(super) fn short() -> (&'static Kernel, Variant) {
+    let constants = vec![("SHORT", SHORT as u32)];
+    (&SHORT_ROWS, Variant { constants, overrides: Vec::new() })
+}
+
+/// Both kernels of longer rows.
 pub(super) fn kernels() -> [&'static Kernel; 2] {
     [&COUNT, &SELECT]
 }
@@ -61,54 +86,32 @@ pub(crate) struct Ragged<'a> {
     pub sinks: u32,
 }
 
-/// States of the three steps of a radix select (`wgsl/common/bins.wgsl`) and bins of the last.
-#[derive(Clone, Debug)]
-pub(crate) struct Counted {
-    pub states: wgpu::Buffer,
-    pub bins: wgpu::Buffer,
-}
-
-/// Rows that have bins at once, 32 MiB of them a step; a multiple of 64, so that the parts of all buffers
+/// Lines that have bins at once, 32 MiB of them a step; a multiple of 64, so that the parts of all buffers
 /// start where every device can bind them.
-const ROWS: usize = 4096;
+pub(crate) const ROWS: usize = 4096;
 
-/// States and bins of all steps.
-struct Scratch {
-    states: wgpu::Buffer,
-    steps: [wgpu::Buffer; 3],
+/// States of the three steps of a radix select (`wgsl/common/bins.wgsl`) and bins of each.
+pub(crate) struct Scratch {
+    pub states: wgpu::Buffer,
+    pub steps: [wgpu::Buffer; 3],
 }
 
 impl Scratch {
     /// Of so many lines, all zeros, as new buffers are.
-    fn new(rec: &Recorder<'_>, lines: u64) -> Result<Self> {
+    pub(crate) fn new(rec: &Recorder<'_>, lines: u64) -> Result<Self> {
         let states = rec.context().create("select states", lines * 3 * 16)?;
         let make = || rec.context().create("select bins", lines * 2048 * 4);
         Ok(Self { states, steps: [make()?, make()?, make()?] })
     }
 
-    fn clear(&self, rec: &mut Recorder<'_>) -> Result<()> {
+    pub(crate) fn clear(&self, rec: &mut Recorder<'_>) -> Result<()> {
         self.steps.iter().chain([&self.states]).try_for_each(|used| rec.clear(Slice::all(used)))
     }
 }
 
 /// Records the three counts for the rank that `ranks` has for every line: a row, or, with thresholds of
-/// what is taken already, the `heads` rows of a sequence.
+/// what is taken already, the `heads` rows of a sequence. The scratch holds zeros before.
 pub(crate) fn count(
-    rec: &mut Recorder<'_>,
-    rows: &Ragged<'_>,
-    ranks: Slice<'_>,
-    compete: Option<(Slice<'_>, usize)>,
-) -> Result<Counted> {
-    let heads = compete.map_or(1, |(_, heads)| heads);
-    let lines = u64::from(size("rows", rows.rows)?) / heads as u64;
-    let scratch = Scratch::new(rec, lines)?;
-    count_into(rec, rows, ranks, compete, &scratch)?;
-    let Scratch { states, steps: [_, _, bins] } = scratch;
-    Ok(Counted { states, bins })
-}
-
-/// As [`count`], into scratch that holds zeros.
-fn count_into(
     rec: &mut Recorder<'_>,
     rows: &Ragged<'_>,
     ranks: Slice<'_>,
@@ -171,6 +174,13 @@ pub fn record(
     check_words("counts", counts.size, rows)?;
     let longest_of = size("longest", longest)?;
     let thresholds = rec.context().create("thresholds", u64::from(size("rows", rows)?) * 16)?;
+    if longest <= SHORT {
+        let params = SelectShortParams { rows: rows as u32, longest: longest_of, sinks };
+        let slices = [scores, starts, counts, Slice::all(&thresholds)];
+        let (kernel, variant) = short();
+        rec.dispatch(kernel, &variant, &params, &slices, Groups(rows.div_ceil(64) as u64))?;
+        return Ok(thresholds);
+    }
     let scratch = Scratch::new(rec, rows.min(ROWS) as u64)?;
     for first in (0..rows).step_by(ROWS) {
         let own = ROWS.min(rows - first);
@@ -180,7 +190,7 @@ pub fn record(
         let starts = part(starts, first, own + 1);
         let counts = part(counts, first, own);
         let ragged = Ragged { scores, starts, rows: own, longest, sinks };
-        count_into(rec, &ragged, counts, None, &scratch)?;
+        count(rec, &ragged, counts, None, &scratch)?;
         let params = SelectParams { rows: own as u32, longest: longest_of };
         let states = Slice::all(&scratch.states);
         let bins = Slice::all(&scratch.steps[2]);
@@ -192,7 +202,7 @@ pub fn record(
 }
 
 /// So many words from one on.
-fn part(slice: Slice<'_>, first: usize, words: usize) -> Slice<'_> {
+pub(crate) fn part(slice: Slice<'_>, first: usize, words: usize) -> Slice<'_> {
     let (offset, size) = (slice.offset + 4 * first as u64, 4 * words as u64);
     Slice { buffer: slice.buffer, offset, size }
 }

@@ -127,8 +127,13 @@ fn compare_draws_what_it_measured() {
     assert_eq!(table.lines().count(), 2 + 1 + codecs.len());
     let svg = std::fs::read_to_string(&picture).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    for text in ["tuned-k2v2 S4 W16 r16", "int4-g32@r32", "q8_0", "bits an element", "above f16, %"]
-    {
+    for text in [
+        "tuned-k2v2 S4 W16 r16",
+        "int4-g32 S4 W16 r32",
+        "q8_0 S4 W16 r16",
+        "bits an element",
+        "above f16, %",
+    ] {
         assert!(svg.contains(text), "{text}");
     }
     assert_eq!(svg.matches("<circle").count(), codecs.len());
@@ -153,7 +158,8 @@ fn what_cannot_be_asked_for_is_named() {
     assert!(fetch(&["--python"]).contains("--python"));
     let bad = refused(&files.run("compare", &["--texts", "text.txt", "tuned-k9v2"]));
     assert!(bad.contains("k9"), "{bad}");
-    let short = files.run("compare", &["--texts", "text.txt", "--tokens", "400", "q8_0"]);
+    let short =
+        files.run("compare", &["--texts", "text.txt", "--tokens", "400", "--from", "90", "q8_0"]);
     assert!(refused(&short).contains("text.txt has 301 tokens, not 400"));
     let missing = refused(&files.run("compare", &["--texts", "none.txt", "q8_0"]));
     assert!(missing.contains("none.txt"), "{missing}");

@@ -63,13 +63,24 @@ impl Shape {
     }
 }
 
+/// How a case packs.
+#[derive(Clone, Copy, Debug)]
+pub struct Packing {
+    pub keys: PageLayout,
+    pub values: PageLayout,
+    pub profile: &'static str,
+    /// Bits an element of the preset that it is of.
+    pub preset: Option<f64>,
+}
+
 /// One line of the report. Where a method does not depend on a number, it is `None`.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub method: Method,
     pub shape: Shape,
     pub group: Option<usize>,
-    pub layout: Option<PageLayout>,
+    /// Pages of keys, of values, and what their choices are called.
+    pub pages_of: Option<Packing>,
     pub adaptive: Option<bool>,
     /// Tokens that stay in a row.
     pub kept: Option<usize>,
@@ -91,9 +102,9 @@ impl Case {
             Method::Compact => scores + 8 * kept,
             Method::Keep => scores + 8 * kept,
             Method::Evict => 2 * keys + scores + 8 * kept + 8 * kept * dim,
-            Method::Encode => keys + self.pages() * self.words() * 4,
+            Method::Encode => keys + self.pages() * self.words()[0] * 4,
             Method::AttendRaw => 2 * keys + ends,
-            Method::AttendPacked => 2 * self.pages() * self.words() * 4 + ends,
+            Method::AttendPacked => self.pages() * self.words().iter().sum::<usize>() * 4 + ends,
         };
         bytes as u64
     }
@@ -103,14 +114,14 @@ impl Case {
     /// sums for attention.
     pub fn operations(&self) -> u64 {
         let elements = self.shape.elements();
-        let operations = match (self.method, &self.layout) {
+        let operations = match (self.method, &self.pages_of) {
             (Method::Score | Method::Evict, _) => 12 * elements,
             (Method::Select | Method::Compact | Method::Keep, _) => {
                 self.shape.rows() * self.shape.tokens
             }
-            (Method::Encode, Some(layout)) => {
+            (Method::Encode, Some(packing)) => {
                 let turns = 2 * (usize::BITS - self.shape.dim.leading_zeros()) as usize;
-                let rows = 1usize << layout.index_bits();
+                let rows = 1usize << packing.keys.index_bits();
                 elements * (turns + 2 * rows)
             }
             (Method::Encode, None) => 0,
@@ -121,11 +132,12 @@ impl Case {
 
     /// Pages of keys.
     pub fn pages(&self) -> usize {
-        self.layout.map_or(0, |layout| self.shape.rows() * (self.shape.tokens / layout.chunk()))
+        let chunk = self.pages_of.map(|packing| packing.keys.chunk());
+        chunk.map_or(0, |chunk| self.shape.rows() * (self.shape.tokens / chunk))
     }
 
-    fn words(&self) -> usize {
-        self.layout.map_or(0, |layout| layout.words())
+    fn words(&self) -> [usize; 2] {
+        self.pages_of.map_or([0; 2], |packing| [packing.keys.words(), packing.values.words()])
     }
 
     /// The fields that say what was measured.
@@ -137,8 +149,11 @@ impl Case {
             ("group", json!(self.group)),
             ("dim", json!(self.shape.dim)),
             ("tokens", json!(self.shape.tokens)),
-            ("bits", json!(self.layout.map(|layout| layout.bits().get()))),
-            ("chunk", json!(self.layout.map(|layout| layout.chunk()))),
+            ("profile", json!(self.pages_of.map(|packing| packing.profile))),
+            ("preset", json!(self.pages_of.and_then(|packing| packing.preset))),
+            ("bits", json!(self.pages_of.map(|packing| packing.keys.bits().get()))),
+            ("value_bits", json!(self.pages_of.map(|packing| packing.values.bits().get()))),
+            ("chunk", json!(self.pages_of.map(|packing| packing.keys.chunk()))),
             ("kept", json!(self.kept)),
             ("adaptive", json!(self.adaptive)),
         ]
@@ -147,8 +162,10 @@ impl Case {
     /// What distinguishes a curve over tokens from another.
     pub fn curve(&self) -> String {
         let mut name = self.method.name().to_string();
-        if let Some(layout) = &self.layout {
-            name += &format!(" {} bits r{}", layout.bits().get(), layout.chunk());
+        if let Some(Packing { keys, values, profile, .. }) = &self.pages_of {
+            let (k, v) = (keys.bits().get(), values.bits().get());
+            let rates = if k == v { format!("{k}") } else { format!("{k}+{v}") };
+            name += &format!(" {profile} {rates} bits r{}", keys.chunk());
         }
         if self.adaptive == Some(true) {
             name += " adaptive";

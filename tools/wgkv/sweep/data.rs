@@ -56,15 +56,16 @@ pub fn eviction(case: &Case) -> EvictConfig {
     })
 }
 
-/// The codec that a case asks for.
-pub fn codec(case: &Case) -> Result<Codec, Fail> {
-    let layout = case.layout.ok_or_else(|| Fail::input("no bits"))?;
-    Ok(Codec::new(layout, Codebook::builtin())?)
+/// The codecs of keys and values that a case asks for.
+pub fn codecs(case: &Case) -> Result<[Codec; 2], Fail> {
+    let packing = case.pages_of.ok_or_else(|| Fail::input("no bits"))?;
+    let codec = |layout| Codec::new(layout, Codebook::builtin());
+    Ok([codec(packing.keys)?, codec(packing.values)?])
 }
 
 /// First token row of every page, row after row.
 pub fn starts(case: &Case) -> Vec<u32> {
-    let chunk = case.layout.map_or(1, |layout| layout.chunk());
+    let chunk = case.pages_of.map_or(1, |packing| packing.keys.chunk());
     let tokens = case.shape.tokens;
     (0..case.shape.rows())
         .flat_map(|row| (0..tokens / chunk).map(move |page| (row * tokens + page * chunk) as u32))
@@ -86,7 +87,7 @@ pub enum Answer {
 pub enum Before {
     Nothing,
     Scores(Vec<f32>),
-    Packed(Box<Codec>, [Vec<u32>; 2]),
+    Packed(Box<[Codec; 2]>, [Vec<u32>; 2]),
 }
 
 /// Runs the stages before a case.
@@ -97,11 +98,11 @@ pub fn before(data: &Data, case: &Case) -> Result<Before, Fail> {
             Before::Scores(nestedkv::score_batched(&keys, &Default::default())?.score)
         }
         Method::AttendPacked => {
-            let codec = codec(case)?;
+            let codecs = codecs(case)?;
             let starts = starts(case);
-            let pack = |data| nsnquant::encode(&codec, Elements::F16(data), &starts);
-            let pages = [pack(&data.keys)?, pack(&data.values)?];
-            Before::Packed(Box::new(codec), pages)
+            let pack = |codec, data| nsnquant::encode(codec, Elements::F16(data), &starts);
+            let pages = [pack(&codecs[0], &data.keys)?, pack(&codecs[1], &data.values)?];
+            Before::Packed(Box::new(codecs), pages)
         }
         _ => Before::Nothing,
     })
@@ -141,7 +142,7 @@ pub fn run(data: &Data, case: &Case, before: &Before) -> Result<Answer, Fail> {
             Answer::Words(evicted.kept.positions)
         }
         (Method::Encode, _) => {
-            let codec = codec(case)?;
+            let [codec, _] = codecs(case)?;
             Answer::Words(nsnquant::encode(&codec, Elements::F16(&data.keys), &starts(case))?)
         }
         (Method::AttendRaw | Method::AttendPacked, before) => {
@@ -154,12 +155,12 @@ pub fn run(data: &Data, case: &Case, before: &Before) -> Result<Answer, Fail> {
                 tokens: 1,
                 head_dim: dim,
             };
-            let pages = case.layout.map_or(0, |layout| tokens / layout.chunk());
+            let pages = case.pages() / rows.max(1);
             let page_offsets = offsets(rows, pages);
             let packed = match before {
-                Before::Packed(codec, [key_pages, value_pages]) => Some(PackedView {
-                    keys: codec,
-                    values: codec,
+                Before::Packed(codecs, [key_pages, value_pages]) => Some(PackedView {
+                    keys: &codecs[0],
+                    values: &codecs[1],
                     page_offsets: &page_offsets,
                     key_pages,
                     value_pages,

@@ -13,7 +13,7 @@ use wgkv::shape::Dtype;
 use wgkv::wgpu;
 
 use super::case::{Case, Method, Shape};
-use super::data::{Answer, Data, codec, eviction, offsets, starts};
+use super::data::{Answer, Data, codecs, eviction, offsets, starts};
 use crate::engine::Gpu;
 use crate::file::Fail;
 
@@ -47,7 +47,7 @@ pub struct Loaded<'a> {
 /// What a case reads beside the data of its shape.
 pub struct Prepared {
     words: Vec<wgpu::Buffer>,
-    codec: Option<DeviceCodec>,
+    codecs: Option<[DeviceCodec; 2]>,
 }
 
 impl<'a> Loaded<'a> {
@@ -85,7 +85,7 @@ impl<'a> Loaded<'a> {
         let upload =
             |words: &[u32]| self.gpu.context.upload("sweep words", bytemuck::cast_slice(words));
         let rows = self.shape.rows();
-        let mut prepared = Prepared { words: Vec::new(), codec: None };
+        let mut prepared = Prepared { words: Vec::new(), codecs: None };
         match case.method {
             Method::Select | Method::Compact => {
                 let counts = upload(&vec![case.kept.unwrap_or(0) as u32; rows])?;
@@ -101,18 +101,20 @@ impl<'a> Loaded<'a> {
                 }
             }
             Method::Encode | Method::AttendPacked => {
-                let codec = DeviceCodec::new(&self.gpu.context, codec(case)?)?;
+                let [keys, values] =
+                    codecs(case)?.map(|codec| DeviceCodec::new(&self.gpu.context, codec));
+                let codecs = [keys?, values?];
                 let starts = upload(&starts(case))?;
-                if case.method == Method::AttendPacked {
-                    let pages = case.pages();
+                let pages = case.pages();
+                let room = |codec: &DeviceCodec| {
                     let size = (pages * codec.layout().words() * 4) as u64;
-                    let [keys, values] =
-                        [(); 2].map(|()| self.gpu.context.create("sweep pages", size));
-                    let (keys, values) = (keys?, values?);
+                    self.gpu.context.create("sweep pages", size)
+                };
+                if case.method == Method::AttendPacked {
+                    let (keys, values) = (room(&codecs[0])?, room(&codecs[1])?);
                     self.gpu.run(|rec| {
-                        for (data, out) in [(&self.keys, &keys), (&self.values, &values)] {
-                            self.pack(rec, &codec, data, &starts, out, pages)?;
-                        }
+                        self.pack(rec, &codecs[0], &self.keys, &starts, &keys, pages)?;
+                        self.pack(rec, &codecs[1], &self.values, &starts, &values, pages)?;
                         Ok(vec![])
                     })?;
                     let each = pages / rows.max(1);
@@ -121,10 +123,9 @@ impl<'a> Loaded<'a> {
                         self.gpu.context.upload("queries", bytemuck::cast_slice(&queries))?;
                     prepared.words = vec![queries, upload(&offsets(rows, each))?, keys, values];
                 } else {
-                    let size = (case.pages() * codec.layout().words() * 4) as u64;
-                    prepared.words = vec![starts, self.gpu.context.create("sweep pages", size)?];
+                    prepared.words = vec![starts, room(&codecs[0])?];
                 }
-                prepared.codec = Some(codec);
+                prepared.codecs = Some(codecs);
             }
             Method::AttendRaw => {
                 let queries = data.queries(case.group.unwrap_or(1));
@@ -180,7 +181,7 @@ impl<'a> Loaded<'a> {
         let kept = case.kept.unwrap_or(0);
         let words = &prepared.words;
         let keys = self.tensor(&self.keys)?;
-        Ok(match (case.method, &prepared.codec) {
+        Ok(match (case.method, &prepared.codecs) {
             (Method::Select, _) => self.select(rec, &words[0])?,
             (Method::Compact, _) => {
                 let (ends, found) = (Slice::all(&words[0]), Slice::all(&words[1]));
@@ -196,15 +197,15 @@ impl<'a> Loaded<'a> {
                 let evicted = nestedkv::compress_prefill(rec, &keys, &values, &eviction(case))?;
                 evicted.kept.positions
             }
-            (Method::Encode, Some(codec)) => {
+            (Method::Encode, Some([codec, _])) => {
                 self.pack(rec, codec, &self.keys, &words[0], &words[1], case.pages())?;
                 words[1].clone()
             }
-            (Method::AttendRaw | Method::AttendPacked, codec) => {
+            (Method::AttendRaw | Method::AttendPacked, codecs) => {
                 let group = case.group.unwrap_or(1);
-                let packed = codec.as_ref().map(|codec| DevicePackedView {
-                    keys: codec,
-                    values: codec,
+                let packed = codecs.as_ref().map(|[keys, values]| DevicePackedView {
+                    keys,
+                    values,
                     pages: case.pages(),
                     page_offsets: Slice::all(&words[1]),
                     key_pages: Slice::all(&words[2]),

@@ -12,14 +12,14 @@ use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 use wgkv::gpu::Span;
-use wgkv::layout::{Bits, PageLayout, Profile as Scheme};
+use wgkv::layout::{Bits, PageLayout, Preset, Profile as Scheme};
 
 use crate::args::{Common, Profile};
 use crate::engine::{Engine, Gpu};
 use crate::file::Fail;
 use crate::report::{print, progress, table};
 pub use case::Method;
-use case::{Case, Shape};
+use case::{Case, Packing, Shape};
 use data::Data;
 use device::{Copy, Loaded};
 
@@ -54,9 +54,15 @@ pub struct SweepArgs {
     /// Code bits per value
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2")]
     pub bits: Vec<u32>,
-    /// Form of the codes
-    #[arg(long, value_enum, default_value = "compat")]
-    pub profile: Profile,
+    /// Forms of the codes
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "compat")]
+    pub profile: Vec<Profile>,
+    /// Presets by their bits an element, beside those of --bits
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub presets: Vec<f64>,
+    /// Use nothing that WebGPU does not promise: no optional features, 16 KiB of workgroup memory
+    #[arg(long)]
+    pub baseline: bool,
     /// Fraction of the tokens that stays
     #[arg(long, value_name = "R", default_value_t = 0.25)]
     pub keep: f64,
@@ -83,6 +89,7 @@ pub struct SweepArgs {
 /// One line of the report; times in seconds, paces in bytes a second.
 pub struct Line {
     case: Case,
+    baseline: bool,
     median: f64,
     least: f64,
     most: f64,
@@ -117,6 +124,7 @@ impl Line {
     fn json(&self, engine: &str) -> Value {
         let mut object = Map::new();
         object.insert("device".into(), json!(engine));
+        object.insert("baseline".into(), json!(self.baseline));
         object.extend(self.fields().into_iter().map(|(name, value)| (name.into(), value)));
         if !self.stages.is_empty() {
             let stages =
@@ -142,7 +150,11 @@ fn check(args: &SweepArgs) -> Result<(), Fail> {
             return Err(Fail::input(format!("{name}: numbers from 1 on")));
         }
     }
-    if args.repeats == 0 || args.methods.is_empty() || args.bits.is_empty() {
+    if args.repeats == 0
+        || args.methods.is_empty()
+        || args.bits.is_empty()
+        || args.profile.is_empty()
+    {
         return Err(Fail::input("nothing to time"));
     }
     if !(args.keep > 0.0 && args.keep <= 1.0) {
@@ -151,25 +163,49 @@ fn check(args: &SweepArgs) -> Result<(), Fail> {
     Ok(())
 }
 
-/// The cases of a shape.
-fn cases(args: &SweepArgs, shape: Shape) -> Result<Vec<Case>, Fail> {
-    let scheme = match args.profile {
-        Profile::Compat => Scheme::Compat,
-        Profile::Tuned => Scheme::Tuned,
-        Profile::Paper => Scheme::Paper,
-    };
-    let mut layouts = Vec::new();
-    for &bits in &args.bits {
-        for &chunk in &args.chunk {
-            let scheme = scheme.scheme(Bits::new("--bits", bits)?);
-            layouts.push(PageLayout::with("--dim", shape.dim, scheme, chunk)?);
+/// The ways to pack that the options name: profiles at rates, then presets.
+fn packings(args: &SweepArgs, dim: usize) -> Result<Vec<Packing>, Fail> {
+    let layout = |scheme, chunk| PageLayout::with("--dim", dim, scheme, chunk);
+    let mut packings = Vec::new();
+    for profile in &args.profile {
+        let scheme = match profile {
+            Profile::Compat => Scheme::Compat,
+            Profile::Tuned => Scheme::Tuned,
+            Profile::Paper => Scheme::Paper,
+        };
+        for &bits in &args.bits {
+            for &chunk in &args.chunk {
+                let bits = Bits::new("--bits", bits)?;
+                packings.push(Packing {
+                    keys: layout(scheme.key_scheme(bits), chunk)?,
+                    values: layout(scheme.scheme(bits), chunk)?,
+                    profile: scheme.name(),
+                    preset: None,
+                });
+            }
         }
     }
+    for &bits in &args.presets {
+        let preset = Preset::for_bits(bits)?;
+        let [keys, values] = preset.layouts(dim, dim)?;
+        packings.push(Packing {
+            keys: layout(preset.profile.key_scheme(preset.k_bits), keys.chunk())?,
+            values,
+            profile: preset.profile.name(),
+            preset: Some(bits),
+        });
+    }
+    Ok(packings)
+}
+
+/// The cases of a shape.
+fn cases(args: &SweepArgs, shape: Shape) -> Result<Vec<Case>, Fail> {
+    let packings = packings(args, shape.dim)?;
     let plain = Case {
         method: Method::Score,
         shape,
         group: None,
-        layout: None,
+        pages_of: None,
         adaptive: None,
         kept: None,
     };
@@ -189,22 +225,22 @@ fn cases(args: &SweepArgs, shape: Shape) -> Result<Vec<Case>, Fail> {
                 }
             }
             Method::Encode => cases.extend(
-                layouts.iter().map(|&layout| Case { layout: Some(layout), ..case.clone() }),
+                packings.iter().map(|&pages| Case { pages_of: Some(pages), ..case.clone() }),
             ),
             Method::AttendRaw => cases.extend(
                 args.group.iter().map(|&group| Case { group: Some(group), ..case.clone() }),
             ),
             Method::AttendPacked => {
-                for &layout in &layouts {
+                for &pages in &packings {
                     for &group in &args.group {
-                        let (group, layout) = (Some(group), Some(layout));
-                        cases.push(Case { group, layout, ..case.clone() });
+                        let (group, pages_of) = (Some(group), Some(pages));
+                        cases.push(Case { group, pages_of, ..case.clone() });
                     }
                 }
             }
         }
     }
-    cases.retain(|case| case.layout.is_none_or(|layout| shape.tokens >= layout.chunk()));
+    cases.retain(|case| case.pages_of.is_none_or(|pages| shape.tokens >= pages.keys.chunk()));
     Ok(cases)
 }
 
@@ -294,6 +330,7 @@ fn on_gpu(
         };
         lines.push(Line {
             case,
+            baseline: args.baseline,
             median,
             least,
             most,
@@ -335,6 +372,7 @@ fn on_cpu(
         let [copied, ran] = times.map(spread);
         lines.push(Line {
             case,
+            baseline: false,
             median: ran[1],
             least: ran[0],
             most: ran[2],
@@ -374,7 +412,7 @@ pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
         std::fs::create_dir_all(folder)
             .map_err(|e| Fail::input(format!("{}: {e}", folder.display())))?;
     }
-    let engine = Engine::open(common)?;
+    let engine = Engine::open_as(common, args.baseline)?;
     let rounds = match &engine {
         Engine::Gpu(_) => args.warmup + args.repeats,
         Engine::Cpu => 0,
