@@ -186,11 +186,11 @@ fn nestedkv() -> Vec<Planted> {
         text("wrong bin", spread, "nestedkv/spread_count", "level >> 11u", "level >> 12u"),
         parameter("tenth a token too large", spread, spread, "group", more),
         text(
-            "wrong tie in short lines",
+            "a token too many in short lines",
             spread,
             "nestedkv/spread_short",
-            "tokens - 1u - above < params.group",
-            "tokens - above < params.group",
+            "select(0u, own, above < params.group)",
+            "select(0u, own, above <= params.group)",
         )
         .by_variant(1),
         text(
