@@ -116,6 +116,14 @@ fn primitives() -> Vec<Planted> {
         ),
         stale(select, count),
         text(
+            "wrong rank in short rows",
+            select,
+            "primitives/select_short",
+            "rank <= above + equal",
+            "rank < above + equal",
+        )
+        .by_variant(1),
+        text(
             "dropped carry",
             "primitives/scan",
             "primitives/scan",
@@ -178,6 +186,14 @@ fn nestedkv() -> Vec<Planted> {
         text("wrong bin", spread, "nestedkv/spread_count", "level >> 11u", "level >> 12u"),
         parameter("tenth a token too large", spread, spread, "group", more),
         text(
+            "a token too many in short lines",
+            spread,
+            "nestedkv/spread_short",
+            "select(0u, own, above < params.group)",
+            "select(0u, own, above <= params.group)",
+        )
+        .by_variant(1),
+        text(
             "missing softmax shift",
             blend,
             blend,
@@ -236,8 +252,8 @@ fn nsnquant() -> Vec<Planted> {
             "skipped centroid",
             encode,
             encode,
-            "best = better8(best, row + 1u, a, b);",
-            "best = better8(best, row, a, b);",
+            "best = better8(best, row + 2u, p);",
+            "best = better8(best, row, p);",
         )
         .by_variant(1),
         text(
@@ -261,8 +277,8 @@ fn nsnquant() -> Vec<Planted> {
             "last of equal centroids",
             encode,
             encode,
-            "let better = scores > best.scores;\n    let rows = vec2<u32>(row);",
-            "let better = scores >= best.scores;\n    let rows = vec2<u32>(row);",
+            "score8(group + 1u, target_piece) > score8(group, target_piece)",
+            "score8(group + 1u, target_piece) >= score8(group, target_piece)",
         )
         .by_reference(11),
         text(
@@ -309,8 +325,8 @@ fn nsnquant() -> Vec<Planted> {
             "another sequence of signs",
             "nsnquant/signs",
             decode,
-            "HADAMARD_SEED + c * 0x9e3779b9u",
-            "HADAMARD_SEED + (c + 1u) * 0x9e3779b9u",
+            "HADAMARD_SEED + channel * 0x9e3779b9u",
+            "HADAMARD_SEED + (channel + 1u) * 0x9e3779b9u",
         ),
         text(
             "not squared",
