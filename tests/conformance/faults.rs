@@ -191,8 +191,7 @@ fn nestedkv() -> Vec<Planted> {
             "nestedkv/spread_short",
             "select(0u, own, above < params.group)",
             "select(0u, own, above <= params.group)",
-        )
-        .by_variant(1),
+        ),
         text(
             "missing softmax shift",
             blend,
