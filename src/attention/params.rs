@@ -83,9 +83,9 @@ params! {
         key_book: u32,
         value_book: u32,
         scaled_at: u32,
-        _pad0: u32,
-        _pad1: u32,
-        _pad2: u32,
+        span: u32,
+        span_multiplier: u32,
+        span_shift: u32,
     }
 }
 
@@ -102,8 +102,8 @@ params! {
         slab_1: u32,
         slab_2: u32,
         slab_3: u32,
-        spill_at: u32,
-        spill_base: u32,
+        _pad0: u32,
+        _pad1: u32,
     }
 }
 
@@ -154,6 +154,22 @@ params! {
 }
 
 params! {
+    /// Parameters of `wgsl/attention/paged_raw_collect.wgsl`.
+    pub(super) struct CollectParams {
+        first: u32,
+        count: u32,
+        page_fours: u32,
+        shift: u32,
+        mask: u32,
+        pages: u32,
+        slab_0: u32,
+        slab_1: u32,
+        slab_2: u32,
+        slab_3: u32,
+    }
+}
+
+params! {
     /// Parameters of `wgsl/attention/paged_packed.wgsl`.
     pub(super) struct PagedPackedParams {
         @part attend: AttendParams,
@@ -180,5 +196,6 @@ params! {
         slots: u32,
         packed_first: u32,
         hadamard_scale: f32,
+        plain: u32,
     }
 }

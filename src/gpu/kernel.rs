@@ -46,7 +46,27 @@ pub struct Kernel {
     pub params: ParamsLayout,
 }
 
+/// Kernels whose every index is within its bounds whatever the buffers hold, so that they are built
+/// without guards:
+/// * what is bound is as long as the parameters say: pools check the size of slabs, flat caches that of
+///   their pages, positions and offsets, and partial results and prepared queries are made for the
+///   dispatch;
+/// * a page's number is compared with the slabs that are bound and the pages of a slab, and a page
+///   that lies in none of them is not read; a flat cache's first and last pages are held to the pages
+///   that there are, the place of a dispatch to its units or rows, a query to those of its row;
+/// * within a page, tokens are held to the chunk, and channels and pieces count up to the head
+///   dimension, for which the page is laid out;
+/// * codes have as many bits as a book has rows, and books lie in arrays of that many rows.
+///
+/// The lists of units are made on the host from page tables that it checks.
+const GUARDED: [&str; 2] = ["attention/packed_plain", "attention/paged_packed_plain"];
+
 impl Kernel {
+    /// Whether the kernel guards its bounds itself.
+    fn guards_itself(&self) -> bool {
+        GUARDED.iter().any(|stage| self.name.split('+').next() == Some(stage))
+    }
+
     /// The WGSL text of a variant.
     pub fn text(&self, variant: &Variant) -> String {
         use core::fmt::Write;
@@ -79,16 +99,19 @@ impl Pipeline {
         let descriptor =
             wgpu::ShaderModuleDescriptor { label, source: wgpu::ShaderSource::Wgsl(text.into()) };
         // Bounds stay guarded by the driver's or naga's code, so that no table from outside can make a
-        // kernel reach past its buffers. The count that would end an endless loop is left out: it costs
-        // a 64-bit addition a round.
+        // kernel reach past its buffers, but in kernels that guard themselves, where the guards would
+        // cost twice the time. The count that would end an endless loop is left out: it costs a 64-bit
+        // addition a round.
         let checks = wgpu::ShaderRuntimeChecks {
             force_loop_bounding: false,
+            bounds_checks: !kernel.guards_itself(),
             ..wgpu::ShaderRuntimeChecks::checked()
         };
         // SAFETY: every loop of the kernels counts an integer by a constant step, or halves one, up to
         // a bound that does not change under it, which tests/gpu/lint/loops.rs checks in every variant.
         // Bounds lie far enough within 32 bits (sizes are checked on the host, what comes from tables
-        // is clamped to them), so all loops end.
+        // is clamped to them), so all loops end. A kernel without guards of bounds reaches no further than
+        // its buffers: see `GUARDED`.
         #[allow(unsafe_code, reason = "checks are chosen on purpose")]
         let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
         let entry = |binding: u32, ty, has_dynamic_offset, min: u64| wgpu::BindGroupLayoutEntry {
@@ -130,7 +153,8 @@ impl Pipeline {
             entry_point: Some("main"),
             compilation_options: wgpu::PipelineCompilationOptions {
                 constants: &constants,
-                ..Default::default()
+                // Kernels without guards write what they read of workgroup memory.
+                zero_initialize_workgroup_memory: !kernel.guards_itself(),
             },
             cache,
         });

@@ -26,6 +26,7 @@ pub(super) const LANES: usize = 4;
 pub struct Book {
     width: usize,
     values: Vec<f32>,
+    halves: bool,
     /// As the search reads them, in blocks of [`LANES`] rows: a column for each channel, then what
     /// is taken off the dot products, half of the squared norms (nothing where all norms are 1).
     columns: Vec<[f32; LANES]>,
@@ -45,7 +46,8 @@ impl Book {
                 Family::Plain => core::array::from_fn(half),
             });
         }
-        Self { width, values, columns }
+        let halves = values.iter().all(|v| half::f16::from_f32(*v).to_f32() == *v);
+        Self { width, values, halves, columns }
     }
 
     /// Channels of a centroid.
@@ -61,6 +63,11 @@ impl Book {
     /// The centroids, row by row.
     pub fn values(&self) -> &[f32] {
         &self.values
+    }
+
+    /// Whether f16 holds every value as it is.
+    pub const fn halves(&self) -> bool {
+        self.halves
     }
 
     /// One centroid.

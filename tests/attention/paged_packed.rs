@@ -241,7 +241,7 @@ fn partial_results_beyond_a_binding_are_made_in_rounds() -> wgkv::Result<()> {
     }
     let shape = Shape { chunk: 2, ..Shape::simple(64) };
     let batch = Batch::new(&shape, &[member(1, &[(4, 600, 3)])], 0);
-    let refused = batch.gpu_on(&narrow(1 << 16), &PagedAttend::default(), Ok);
+    let refused = batch.gpu_on(&narrow(1 << 15), &PagedAttend::default(), Ok);
     let text = refused.map(|_| ()).expect_err("too small").to_string();
     assert!(text.starts_with("partial results of a row needs"), "{text}");
     Ok(())

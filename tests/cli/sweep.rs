@@ -92,7 +92,7 @@ fn a_table_without_colours_and_files_with_plots() {
     let columns = |line: &str| line.split(',').count();
     assert_eq!(csv.lines().count(), 5);
     assert!(csv.lines().all(|line| columns(line) == columns(csv.lines().next().unwrap_or(""))));
-    for name in ["time.svg", "bytes.svg", "roofline.svg"] {
+    for name in ["time.svg", "linear.svg", "bytes.svg", "roofline.svg"] {
         let svg = read(name);
         assert!(svg.starts_with("<svg") && svg.contains("score"), "{name}");
     }

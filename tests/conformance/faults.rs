@@ -79,7 +79,7 @@ fn flipped(word: u32) -> u32 {
 }
 
 fn more_by_float(word: u32) -> u32 {
-    (f32::from_bits(word) * 1.001).to_bits()
+    (f32::from_bits(word) * 1.01).to_bits()
 }
 
 fn primitives() -> Vec<Planted> {
@@ -115,6 +115,14 @@ fn primitives() -> Vec<Planted> {
             "signed_key",
         ),
         stale(select, count),
+        text(
+            "wrong rank in short rows",
+            select,
+            "primitives/select_short",
+            "rank <= above + equal",
+            "rank < above + equal",
+        )
+        .by_variant(1),
         text(
             "dropped carry",
             "primitives/scan",
@@ -178,6 +186,14 @@ fn nestedkv() -> Vec<Planted> {
         text("wrong bin", spread, "nestedkv/spread_count", "level >> 11u", "level >> 12u"),
         parameter("tenth a token too large", spread, spread, "group", more),
         text(
+            "a token too many in short lines",
+            spread,
+            "nestedkv/spread_short",
+            "select(0u, own, above < params.group)",
+            "select(0u, own, above <= params.group)",
+        )
+        .by_variant(1),
+        text(
             "missing softmax shift",
             blend,
             blend,
@@ -236,8 +252,8 @@ fn nsnquant() -> Vec<Planted> {
             "skipped centroid",
             encode,
             encode,
-            "best = better8(best, row + 1u, a, b);",
-            "best = better8(best, row, a, b);",
+            "best = better8(best, row + 2u, p);",
+            "best = better8(best, row, p);",
         )
         .by_variant(1),
         text(
@@ -261,8 +277,8 @@ fn nsnquant() -> Vec<Planted> {
             "last of equal centroids",
             encode,
             encode,
-            "let better = scores > best.scores;\n    let rows = vec2<u32>(row);",
-            "let better = scores >= best.scores;\n    let rows = vec2<u32>(row);",
+            "score8(group + 1u, target_piece) > score8(group, target_piece)",
+            "score8(group + 1u, target_piece) >= score8(group, target_piece)",
         )
         .by_reference(11),
         text(
@@ -309,8 +325,8 @@ fn nsnquant() -> Vec<Planted> {
             "another sequence of signs",
             "nsnquant/signs",
             decode,
-            "HADAMARD_SEED + c * 0x9e3779b9u",
-            "HADAMARD_SEED + (c + 1u) * 0x9e3779b9u",
+            "HADAMARD_SEED + channel * 0x9e3779b9u",
+            "HADAMARD_SEED + (channel + 1u) * 0x9e3779b9u",
         ),
         text(
             "not squared",
@@ -325,6 +341,161 @@ fn nsnquant() -> Vec<Planted> {
             "nsnquant/key_scale",
             "PRIOR: f32 = 8.0",
             "PRIOR: f32 = 4.0",
+        ),
+    ]
+}
+
+fn attention() -> Vec<Planted> {
+    let (raw, rotate, merge) = ("attention/raw", "attention/rotate", "attention/merge");
+    vec![
+        text(
+            "lost last token",
+            raw,
+            raw,
+            "for (; token < count; token += groups) {",
+            "for (; token + 1u < count; token += groups) {",
+        ),
+        text(
+            "pieces swapped",
+            raw,
+            raw,
+            "let at = (tile.x + token) * ATTEND_PIECES + piece;",
+            "let at = (tile.x + token) * ATTEND_PIECES + (piece ^ 1u);",
+        ),
+        text(
+            "lost last tile",
+            raw,
+            raw,
+            "let length = (share + SOFTMAX_LANES - 1u) & ~(SOFTMAX_LANES - 1u);",
+            "let length = share & ~(SOFTMAX_LANES - 1u);",
+        ),
+        text(
+            "half the cap's slope",
+            raw,
+            raw,
+            "exp2(size * -2.8853901)",
+            "exp2(size * -1.4426951)",
+        ),
+        short(raw, raw),
+        text(
+            "a power of two too much",
+            rotate,
+            rotate,
+            "let lost = exponent - QUERY_EXPONENT;",
+            "let lost = exponent - QUERY_EXPONENT + 1;",
+        ),
+        text(
+            "a query sees its successor",
+            raw,
+            rotate,
+            "return first + (query - head * params.tokens);",
+            "return first + 1u + (query - head * params.tokens);",
+        ),
+        text(
+            "wrong shift of weights",
+            merge,
+            merge,
+            "const SHIFT: f32 = 1048576.0;",
+            "const SHIFT: f32 = 524288.0;",
+        ),
+        text(
+            "missing barrier",
+            merge,
+            merge,
+            "fn total(lane: u32, value: f32) -> f32 {\n    wg_part[lane] = value;\n    workgroupBarrier();",
+            "fn total(lane: u32, value: f32) -> f32 {\n    wg_part[lane] = value;",
+        ),
+        parameter("lost last part", merge, merge, "slots", less),
+        parameter(
+            "wrong scale of the transform",
+            "attention/packed",
+            merge,
+            "hadamard_scale",
+            more_by_float,
+        )
+        .by_variant(1),
+    ]
+}
+
+fn packed_attention() -> Vec<Planted> {
+    let (packed, paged_raw) = ("attention/packed", "attention/paged_raw");
+    let paged = "attention/paged_packed";
+    vec![
+        text(
+            "swapped sign bits",
+            packed,
+            packed,
+            "(vec4<u32>(~signs) << ",
+            "(vec4<u32>(signs) << ",
+        )
+        .by_variant(1),
+        text(
+            "missing mean of keys",
+            packed,
+            packed,
+            "part += attend_real(block.query, shown + c) * packed_key_mean(page, c);",
+            "part += 0.0;",
+        )
+        .by_variant(1),
+        text(
+            "wrong length",
+            packed,
+            packed,
+            "norm / max(sqrt(square), PACKED_MIN_NORM)",
+            "norm / max(square, PACKED_MIN_NORM)",
+        )
+        .by_variant(1),
+        text(
+            "half of a centroid twice",
+            packed,
+            packed,
+            "page_signed(packed_key_row(2u * index + 1u), signs >> 4u)",
+            "page_signed(packed_key_row(2u * index), signs >> 4u)",
+        )
+        .by_variant(1),
+        text(
+            "missing softmax shrink",
+            paged_raw,
+            paged_raw,
+            "let shrink = softmax_power((*run).top - top);",
+            "let shrink = softmax_power(top - top);",
+        ),
+        text(
+            "keys for values",
+            paged_raw,
+            paged_raw,
+            "first + params.values_at + tile * params.attend.pieces_v,",
+            "first + tile * params.attend.pieces_v,",
+        ),
+        text(
+            "wrong slab",
+            paged_raw,
+            paged_raw,
+            "select(bound, 1u, slab == params.paged.slab_1)",
+            "select(bound, 0u, slab == params.paged.slab_1)",
+        ),
+        text(
+            "keys for values",
+            paged,
+            paged,
+            "return slab_word(page.w, page.y + word);",
+            "return slab_word(page.w, page.x + word);",
+        )
+        .by_variant(1),
+        text(
+            "wrong page",
+            paged,
+            paged,
+            "let index = id & params.paged.mask;",
+            "let index = (id ^ 1u) & params.paged.mask;",
+        )
+        .by_variant(1),
+        text(
+            "quarter turns the same",
+            "attention/paged_rope",
+            "attention/paged_packed+rope",
+            "let odd = (quarter & 1u) == 1u;",
+            "let odd = false;",
         ),
     ]
 }
@@ -470,6 +641,16 @@ fn in_the_score() {
 #[test]
 fn in_packing() {
     each_is_seen(&nsnquant());
+}
+
+#[test]
+fn in_attention() {
+    each_is_seen(&attention());
+}
+
+#[test]
+fn in_attention_to_pages() {
+    each_is_seen(&packed_attention());
 }
 
 #[test]

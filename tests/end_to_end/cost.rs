@@ -78,6 +78,31 @@ fn eviction_binds_keys_twice_and_grows_with_tokens_alone() {
     }
 }
 
+/// Short rows take no bins, and no more dispatches however many there are.
+#[test]
+fn short_rows_cost_what_their_tokens_do() {
+    let costs = [64, 4160].map(|rows| {
+        let (tokens, dim) = (5, 16);
+        let zeros = vec![f16::ZERO; rows * tokens * dim];
+        let keys = support::context().upload("keys", bytemuck::cast_slice(&zeros));
+        let keys = keys.expect("a buffer");
+        let keys = DeviceTensor::new("keys", Slice::all(&keys), Dtype::F16, rows, tokens, dim)
+            .expect("a tensor");
+        let config = EvictConfig::new(Budget::Uniform(2));
+        let mut scores = None;
+        let scored = cost(|rec| {
+            scores = Some(nestedkv::score(rec, &keys, &config.score)?.score);
+            Ok(())
+        });
+        let scores = scores.expect("scores");
+        let kept =
+            cost(|rec| nestedkv::keep(rec, Slice::all(&scores), rows, tokens, &config).map(|_| ()));
+        assert!(scored.1 + kept.1 < (rows * 4096 + 4096) as u64, "{scored:?} {kept:?}");
+        [scored.0, kept.0]
+    });
+    assert_eq!(costs, [[6, 3]; 2]);
+}
+
 #[test]
 fn packing_and_attention_bind_what_they_read_once() {
     let (context, tokens, group) = (support::context(), 512, 4);

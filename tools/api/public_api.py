@@ -55,13 +55,14 @@ class Api:
             case "qualified_path":
                 base = of.get("trait")
                 own = self.type(of["self_type"])
-                return f"<{own} as {self.path(base)}>::{of['name']}" if base else f"{own}::{of['name']}"
+                base = self.path(base) if base else ""
+                return f"<{own} as {base}>::{of['name']}" if base else f"{own}::{of['name']}"
             case "function_pointer":
                 return "fn" + self.signature(of["sig"])
         return kind
 
     def path(self, path):
-        name = path.get("path") or path.get("name")
+        name = path.get("path") or path.get("name") or ""
         return name.split("::")[-1] + self.arguments(path.get("args"))
 
     def arguments(self, args):

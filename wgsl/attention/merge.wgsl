@@ -23,6 +23,8 @@ struct Params {
     slots: u32,
     packed_first: u32,
     hadamard_scale: f32,
+    // Whether packed slots have sums that are not in the Hadamard domain.
+    plain: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -41,9 +43,14 @@ const LARGEST: f32 = 3.4e38;
 const SHIFT: f32 = 1048576.0;
 const LN_2: f32 = 0.6931472;
 
+// Lanes that share a channel, each with every MERGE_GROUPS-th slot.
+const MERGE_GROUPS: u32 = max(min(HADAMARD_LANES / HEAD_DIM, 4u), 1u);
+const MERGE_STEP: u32 = HADAMARD_LANES / 16u;
+
 var<workgroup> wg_plain: array<f32, HEAD_DIM>;
 var<workgroup> wg_share: array<f32, HADAMARD_LANES>;
 var<workgroup> wg_part: array<f32, HADAMARD_LANES>;
+var<workgroup> wg_other: array<f32, HADAMARD_LANES>;
 
 fn power(x: f32) -> f32 {
     return select(exp2(max(x, -126.0)), 0.0, x < -126.0);
@@ -53,42 +60,69 @@ fn power(x: f32) -> f32 {
 fn largest(lane: u32, value: f32) -> f32 {
     wg_part[lane] = value;
     workgroupBarrier();
+    if lane < MERGE_STEP {
+        var best = value;
+        for (var k = 1u; k < 16u; k++) {
+            best = max(best, wg_part[lane + k * MERGE_STEP]);
+        }
+        wg_part[lane] = best;
+    }
+    workgroupBarrier();
     var best = wg_part[0];
-    for (var k = 1u; k < HADAMARD_LANES; k++) {
+    for (var k = 1u; k < MERGE_STEP; k++) {
         best = max(best, wg_part[k]);
     }
     workgroupBarrier();
     return best;
 }
 
-// Sum of one number a lane, in their order, for every lane.
+// Sum of one number a lane, for every lane: of lanes MERGE_STEP apart, then of these sums.
 fn total(lane: u32, value: f32) -> f32 {
     wg_part[lane] = value;
     workgroupBarrier();
-    var sum = 0.0;
-    for (var k = 0u; k < HADAMARD_LANES; k++) {
+    if lane < MERGE_STEP {
+        var sum = value;
+        for (var k = 1u; k < 16u; k++) {
+            sum += wg_part[lane + k * MERGE_STEP];
+        }
+        wg_part[lane] = sum;
+    }
+    workgroupBarrier();
+    var sum = wg_part[0];
+    for (var k = 1u; k < MERGE_STEP; k++) {
         sum += wg_part[k];
     }
     workgroupBarrier();
     return sum;
 }
 
-// Adds number `at` of slots `first` to `end` of a block, each times its share, to a sum.
-fn add(start: f32, at: u32, step: u32, first: u32, end: u32) -> f32 {
-    var sum = start;
-    var slot = first;
-    for (; slot + 3u < end; slot += 4u) {
+// Sum of number `at` of slots `first + group`, that and MERGE_GROUPS, ... before `end` of a block, each
+// times its share.
+fn sum_of(at: u32, step: u32, group: u32, first: u32, end: u32) -> f32 {
+    var sum = 0.0;
+    var slot = first + group;
+    let next = MERGE_GROUPS * step;
+    // Several loads at a time, since nothing else hides how long each takes.
+    for (; slot + 7u * MERGE_GROUPS < end; slot += 8u * MERGE_GROUPS) {
         let place = at + slot * step;
         let a = partials[place];
-        let b = partials[place + step];
-        let c = partials[place + 2u * step];
-        let d = partials[place + 3u * step];
+        let b = partials[place + next];
+        let c = partials[place + 2u * next];
+        let d = partials[place + 3u * next];
+        let e = partials[place + 4u * next];
+        let f = partials[place + 5u * next];
+        let g = partials[place + 6u * next];
+        let h = partials[place + 7u * next];
         sum += wg_share[slot] * a;
-        sum += wg_share[slot + 1u] * b;
-        sum += wg_share[slot + 2u] * c;
-        sum += wg_share[slot + 3u] * d;
+        sum += wg_share[slot + MERGE_GROUPS] * b;
+        sum += wg_share[slot + 2u * MERGE_GROUPS] * c;
+        sum += wg_share[slot + 3u * MERGE_GROUPS] * d;
+        sum += wg_share[slot + 4u * MERGE_GROUPS] * e;
+        sum += wg_share[slot + 5u * MERGE_GROUPS] * f;
+        sum += wg_share[slot + 6u * MERGE_GROUPS] * g;
+        sum += wg_share[slot + 7u * MERGE_GROUPS] * h;
     }
-    for (; slot < end; slot++) {
+    for (; slot < end; slot += MERGE_GROUPS) {
         sum += wg_share[slot] * partials[at + slot * step];
     }
     return sum;
@@ -123,6 +157,11 @@ fn main(
     // Of slot 0, were it there.
     let base = number * params.stride - params.slot_base * step;
 
+    var group_of = 0u;
+    if MERGE_GROUPS > 1u {
+        group_of = select(0u, 1u, lane >= HEAD_DIM) + select(0u, 1u, lane >= 2u * HEAD_DIM)
+            + select(0u, 1u, lane >= 3u * HEAD_DIM) + select(0u, 1u, lane >= 4u * HEAD_DIM);
+    }
     var best = UNSEEN;
     for (var slot = slots.x + lane; slot < slots.w; slot += HADAMARD_LANES) {
         best = max(best, partials[base + slot * step + HEAD_DIM]);
@@ -145,13 +184,32 @@ fn main(
         workgroupBarrier();
         let packed_first = clamp(slots.y, first, first + count) - first;
         let packed_end = clamp(slots.z, first, first + count) - first;
-        for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
-            let at = base + first * step + c;
-            wg_plain[c] = add(wg_plain[c], at, step, 0u, count);
-            let rotated = at + HEAD_DIM + 2u;
-            hadamard_data[c] = add(hadamard_data[c], rotated, step, packed_first, packed_end);
+        for (var start = 0u; start < HEAD_DIM; start += HADAMARD_LANES) {
+            let c = start + lane - group_of * HEAD_DIM;
+            var plain = 0.0;
+            var rotated = 0.0;
+            if group_of < MERGE_GROUPS && c < HEAD_DIM {
+                let at = base + first * step + c;
+                plain = sum_of(at, step, group_of, 0u, packed_first);
+                if params.plain != 0u {
+                    plain += sum_of(at, step, group_of, packed_first, packed_end);
+                }
+                plain += sum_of(at, step, group_of, packed_end, count);
+                rotated = sum_of(at + HEAD_DIM + 2u, step, group_of, packed_first, packed_end);
+            }
+            wg_part[lane] = plain;
+            wg_other[lane] = rotated;
+            workgroupBarrier();
+            if group_of == 0u && c < HEAD_DIM {
+                for (var g = 1u; g < MERGE_GROUPS; g++) {
+                    plain += wg_part[lane + g * HEAD_DIM];
+                    rotated += wg_other[lane + g * HEAD_DIM];
+                }
+                wg_plain[c] += plain;
+                hadamard_data[c] += rotated;
+            }
+            workgroupBarrier();
         }
-        workgroupBarrier();
     }
     let sum = total(lane, part);
     if slots.y < slots.z {

@@ -3,8 +3,8 @@
 // sums of weighted means [head_dim_v], the largest logit, the sum of the weights and the sums of
 // weighted centroids in the Hadamard domain [head_dim_v]. Dispatched by
 // src/attention/gpu/packed.rs; twin: src/attention/cpu/packed.rs.
-// One workgroup a (row, block of 4 queries, split). Needs element.wgsl, page.wgsl, grid.wgsl, divide.wgsl,
-// softmax.wgsl, attend.wgsl and attend_packed.wgsl.
+// One workgroup a (row, block of 4 queries, split). Needs element.wgsl, page.wgsl, grid.wgsl,
+// divide.wgsl, heads_4.wgsl, softmax.wgsl, attend.wgsl, attend_page.wgsl and attend_packed.wgsl.
 
 struct Params {
     attend: AttendParams,

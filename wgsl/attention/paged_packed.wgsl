@@ -4,7 +4,7 @@
 // weighted centroids in the Hadamard domain [head_dim_v]. Dispatched by
 // src/attention/gpu/paged_packed.rs; twin: src/attention/cpu/paged_packed.rs.
 // One workgroup a (unit, block of 4 queries). Needs element.wgsl, page.wgsl, grid.wgsl, divide.wgsl,
-// softmax.wgsl, attend.wgsl, attend_packed.wgsl and attend_paged.wgsl.
+// heads_4.wgsl, softmax.wgsl, attend.wgsl, attend_page.wgsl, attend_packed.wgsl and attend_paged.wgsl.
 
 struct Params {
     attend: AttendParams,
@@ -80,11 +80,6 @@ fn main(
     let own = attend_lane(lane);
     var run = attend_start();
     var means = attend_zero();
-    if paged_resumes(unit) {
-        let state = paged_state(lane, unit);
-        run = paged_run(state);
-        means = paged_sums(paged_means(state));
-    }
     for (var number = 0u; number < unit.pages; number++) {
         let page = paged_page(unit, number);
         var at = packed_at(page.index);
@@ -99,13 +94,5 @@ fn main(
             packed_page(own, at, block, &run, &means);
         }
     }
-    if paged_continues(unit) {
-        if unit.live {
-            let state = paged_state(lane, unit);
-            paged_keep_run(state, run);
-            paged_keep_sums(paged_means(state), means);
-        }
-    } else {
-        packed_finish(own, attend_place(block, unit.slot), run, means);
-    }
+    packed_finish(own, attend_place(block, unit.slot), run, means);
 }

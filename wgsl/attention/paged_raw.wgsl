@@ -2,8 +2,8 @@
 // Partial softmax states over raw or sink pages: for each query and unit, the sums of weighted
 // values [head_dim_v], the largest logit and the sum of the weights. Dispatched by
 // src/attention/gpu/paged_raw.rs; twin: src/attention/cpu/paged_raw.rs.
-// One workgroup a (unit, block of 4 queries). Needs element.wgsl, divide.wgsl, softmax.wgsl,
-// attend.wgsl, attend_raw.wgsl and attend_paged.wgsl.
+// One workgroup a (unit, block of 4 queries). Needs element.wgsl, divide.wgsl, heads_4.wgsl,
+// softmax.wgsl, attend.wgsl, attend_raw.wgsl and attend_paged.wgsl.
 
 struct Params {
     attend: AttendParams,
@@ -83,9 +83,6 @@ fn main(
 
     let own = attend_lane(lane);
     var run = attend_start();
-    if paged_resumes(unit) {
-        run = paged_run(paged_state(lane, unit));
-    }
     let row_count = counts[params.counts_at + unit.row];
     let count = row_count - min(row_count, unit.before);
     for (var number = 0u; number < unit.pages; number++) {
@@ -115,11 +112,5 @@ fn main(
             raw_tile(own, at, min(held - tile, SOFTMAX_LANES), block, &run);
         }
     }
-    if paged_continues(unit) {
-        if unit.live {
-            paged_keep_run(paged_state(lane, unit), run);
-        }
-    } else {
-        attend_finish(own, attend_place(block, unit.slot), 0u, run);
-    }
+    attend_finish(own, attend_place(block, unit.slot), 0u, run);
 }

@@ -2,8 +2,8 @@
 // Partial softmax states over raw tokens that lie row after row: for each query and split, the sums
 // of weighted values [head_dim_v], the largest logit and the sum of the weights. Dispatched by
 // src/attention/gpu/raw.rs; twin: src/attention/cpu/raw.rs.
-// One workgroup a (row, block of 4 queries, split). Needs element.wgsl, divide.wgsl, softmax.wgsl,
-// attend.wgsl and attend_raw.wgsl.
+// One workgroup a (row, block of 4 queries, split). Needs element.wgsl, divide.wgsl, heads_4.wgsl,
+// softmax.wgsl, attend.wgsl and attend_raw.wgsl.
 
 struct Params {
     attend: AttendParams,

@@ -1,71 +1,15 @@
 // A packed page, read as it lies: tiles of tokens, first a lane is a token, then a lane is a piece
-// of every `groups`-th token. Needs element.wgsl, page.wgsl, grid.wgsl and attend.wgsl.
+// of every `groups`-th token. Needs attend.wgsl and attend_page.wgsl.
 //
-// Wants params.packed, packed_key and packed_value (page, word) -> u32 for a word of the page's keys
-// or values, packed_position (page, token) -> u32, `page` being what they find the page by, and
-// packed_key_row, packed_value_row (row) -> vec4<f32>, four numbers of the books of keys and values.
+// Wants packed_position (page, token) -> u32, and packed_key_row, packed_value_row (row) ->
+// vec4<f32>, four numbers of the books of keys and values.
 
-struct PackedParams {
-    chunk: u32,
-    norm_k: f32,
-    norm_v: f32,
-    // How keys and values are packed, by PACKED_SIGNS and so on, and channels of their centroids.
-    key_form: u32,
-    value_form: u32,
-    key_width: u32,
-    value_width: u32,
-    key_sign: u32,
-    key_s1: u32,
-    key_s2: u32,
-    key_o: u32,
-    key_grid: u32,
-    value_sign: u32,
-    value_s1: u32,
-    value_s2: u32,
-    value_o: u32,
-    value_grid: u32,
-    // Words from one page's keys, values and positions to the next's, where those of the first page
-    // lie, and where the books of keys and values start.
-    key_words: u32,
-    value_words: u32,
-    position_words: u32,
-    values_at: u32,
-    positions_at: u32,
-    key_book: u32,
-    value_book: u32,
-    // Where the queries times the rows' key scales lie, transformed; 0 where there are none.
-    scaled_at: u32,
-    _pad0: u32,
-    _pad1: u32,
-    _pad2: u32,
-}
-
+const HEADS_PARTS: u32 = 1u;
 const PACKED_MIN_NORM: f32 = 1e-8;
-// There are sign bits; scales and means have 4 bits; the mean is in the Hadamard domain; centroids are
-// brought to norm sqrt(d); indices have 6 bits; first scales and means have 4 bits on linear grids.
-const PACKED_SIGNS: u32 = 1u;
-const PACKED_FOUR: u32 = 2u;
-const PACKED_TURNED: u32 = 4u;
-const PACKED_NORMED: u32 = 8u;
-const PACKED_SIX: u32 = 16u;
-const PACKED_LINEAR: u32 = 32u;
 
-fn packed_has(form: u32, what: u32) -> bool {
-    return (form & what) != 0u;
-}
-
+var<workgroup> attend_weight: array<Real, SOFTMAX_LANES>;
 var<workgroup> packed_key_square: array<f32, 256>;
 var<workgroup> packed_value_square: array<f32, 256>;
-
-// Where keys, values and positions of page `index` lie.
-fn packed_at(index: u32) -> vec4<u32> {
-    return vec4<u32>(
-        index * params.packed.key_words,
-        index * params.packed.value_words + params.packed.values_at,
-        index * params.packed.position_words + params.packed.positions_at,
-        0u,
-    );
-}
 
 fn packed_square(low: vec4<f32>, high: vec4<f32>) -> f32 {
     let a = low * low;
@@ -84,20 +28,6 @@ fn packed_squares(lane: u32) {
             packed_value_square[i] =
                 packed_square(packed_value_row(2u * i), packed_value_row(2u * i + 1u));
         }
-    }
-}
-
-// Puts what meets the centroids of keys before the workgroup. A barrier must follow.
-fn packed_show(lane: u32, query: vec4<u32>) {
-    let at = params.packed.scaled_at;
-    if at == 0u {
-        attend_show(lane, query, HEAD_DIM);
-        return;
-    }
-    for (var c = lane; c < HEAD_DIM; c += SOFTMAX_LANES) {
-        let word = query * HEAD_DIM + vec4<u32>(at + c);
-        attend_query[c] = bitcast<vec4<f32>>(vec4<u32>(
-            prepared[word.x], prepared[word.y], prepared[word.z], prepared[word.w]));
     }
 }
 
@@ -279,87 +209,12 @@ fn packed_piece(page: vec4<u32>, token: u32, piece: u32) -> AttendPiece {
     return AttendPiece(page_signed(low, signs), page_signed(high, signs >> 4u));
 }
 
-fn packed_mean(page: vec4<u32>, channel: u32) -> f32 {
-    if packed_has(params.packed.value_form, PACKED_FOUR | PACKED_LINEAR) {
-        let linear = packed_has(params.packed.value_form, PACKED_LINEAR);
-        let number = select(2u, 1u + (channel >> 5u), linear);
-        let grid = grid_parts(packed_value(page, params.packed.value_grid + number));
-        let word = packed_value(page, params.packed.value_o + (channel >> 3u));
-        return grid_value(grid, grid_nibble(word, channel));
-    }
-    return page_real(packed_value(page, params.packed.value_o + (channel >> 1u)), channel);
-}
-
 fn packed_means(page: vec4<u32>, c: u32) -> AttendPiece {
     return AttendPiece(
         vec4<f32>(packed_mean(page, c), packed_mean(page, c + 1u),
             packed_mean(page, c + 2u), packed_mean(page, c + 3u)),
         vec4<f32>(packed_mean(page, c + 4u), packed_mean(page, c + 5u),
             packed_mean(page, c + 6u), packed_mean(page, c + 7u)),
-    );
-}
-
-fn packed_key_mean(page: vec4<u32>, channel: u32) -> f32 {
-    if packed_has(params.packed.key_form, PACKED_FOUR | PACKED_LINEAR) {
-        let linear = packed_has(params.packed.key_form, PACKED_LINEAR);
-        let number = select(2u, 1u + (channel >> 5u), linear);
-        let grid = grid_parts(packed_key(page, params.packed.key_grid + number));
-        let word = packed_key(page, params.packed.key_o + (channel >> 3u));
-        return grid_value(grid, grid_nibble(word, channel));
-    }
-    return page_real(packed_key(page, params.packed.key_o + (channel >> 1u)), channel);
-}
-
-// Both scales of a key or a value.
-fn packed_key_scales(page: vec4<u32>, token: u32) -> vec2<f32> {
-    let plan = params.packed;
-    if packed_has(plan.key_form, PACKED_FOUR) {
-        let first = grid_parts(packed_key(page, plan.key_grid));
-        let second = grid_parts(packed_key(page, plan.key_grid + 1u));
-        let word = token >> 3u;
-        return vec2<f32>(
-            grid_scale(first, grid_nibble(packed_key(page, plan.key_s1 + word), token)),
-            grid_scale(second, grid_nibble(packed_key(page, plan.key_s2 + word), token)),
-        );
-    }
-    let half = token >> 1u;
-    if packed_has(plan.key_form, PACKED_LINEAR) {
-        let grid = grid_linear_parts(packed_key(page, plan.key_grid));
-        let word = packed_key(page, plan.key_s1 + (token >> 3u));
-        return vec2<f32>(
-            grid_value(grid, grid_nibble(word, token)),
-            page_real(packed_key(page, plan.key_s2 + half), token),
-        );
-    }
-    return vec2<f32>(
-        page_scale(packed_key(page, plan.key_s1 + half), token),
-        page_real(packed_key(page, plan.key_s2 + half), token),
-    );
-}
-
-fn packed_value_scales(page: vec4<u32>, token: u32) -> vec2<f32> {
-    let plan = params.packed;
-    if packed_has(plan.value_form, PACKED_FOUR) {
-        let first = grid_parts(packed_value(page, plan.value_grid));
-        let second = grid_parts(packed_value(page, plan.value_grid + 1u));
-        let word = token >> 3u;
-        return vec2<f32>(
-            grid_scale(first, grid_nibble(packed_value(page, plan.value_s1 + word), token)),
-            grid_scale(second, grid_nibble(packed_value(page, plan.value_s2 + word), token)),
-        );
-    }
-    let half = token >> 1u;
-    if packed_has(plan.value_form, PACKED_LINEAR) {
-        let grid = grid_linear_parts(packed_value(page, plan.value_grid));
-        let word = packed_value(page, plan.value_s1 + (token >> 3u));
-        return vec2<f32>(
-            grid_value(grid, grid_nibble(word, token)),
-            page_real(packed_value(page, plan.value_s2 + half), token),
-        );
-    }
-    return vec2<f32>(
-        page_scale(packed_value(page, plan.value_s1 + half), token),
-        page_real(packed_value(page, plan.value_s2 + half), token),
     );
 }
 
@@ -422,18 +277,13 @@ fn packed_page(
     }
 }
 
-fn packed_join(a: AttendSums, b: AttendSums) -> AttendSums {
-    return AttendSums(
-        a.a + b.a, a.b + b.b, a.c + b.c, a.d + b.d, a.e + b.e, a.f + b.f, a.g + b.g, a.h + b.h);
-}
-
 fn packed_finish(own: AttendLane, place: vec4<u32>, run: AttendRun, means: AttendSums) {
     var whole = run;
     var plain = means;
     // Means in the Hadamard domain go where the centroids go.
     if packed_has(params.packed.value_form, PACKED_TURNED) {
         if own.group == 0u {
-            whole.sums = packed_join(run.sums, means);
+            whole.sums = attend_join(run.sums, means);
         }
         plain = attend_zero();
     }

@@ -4,6 +4,10 @@
 // Wants raw_key, raw_value (tile, token, piece) -> AttendPiece and raw_position (tile, token) ->
 // u32, `tile` being what they find the tile by.
 
+const HEADS_PARTS: u32 = 1u;
+
+var<workgroup> attend_weight: array<Real, SOFTMAX_LANES>;
+
 fn raw_tile(
     own: AttendLane,
     tile: vec4<u32>,

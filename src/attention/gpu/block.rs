@@ -5,9 +5,9 @@ use super::rotate::Prepared;
 use crate::attention::params::{AttendParams, PackedPageParams};
 use crate::attention::plan::Plan;
 use crate::gpu::Magic;
-use crate::layout::{Gain, MeanDomain, Metadata, PIECE, PageLayout};
+use crate::layout::{Gain, MeanDomain, Metadata, PageLayout};
 
-/// Queries that a workgroup answers together, in the lanes of a vec4.
+/// Most queries that a workgroup answers together, in the lanes of a vec4.
 pub(super) const BLOCK: usize = 4;
 
 /// Partial results of some queries of each row, slot after slot.
@@ -34,15 +34,16 @@ impl Partials<'_> {
         self.queries.1 - self.queries.0
     }
 
-    /// Blocks of queries of a row.
-    pub(super) fn blocks(&self) -> usize {
-        self.span().div_ceil(BLOCK)
+    /// Blocks of queries of a row, for kernels that answer so many together.
+    pub(super) fn blocks(&self, heads: usize) -> usize {
+        self.span().div_ceil(heads)
     }
 
-    /// What kernels of so many invocations a workgroup are told.
-    pub(super) fn params(&self, plan: &Plan, lanes: usize) -> AttendParams {
-        let pieces = plan.head_dim_v / PIECE;
-        let [by_blocks, by_pieces] = [self.blocks(), pieces].map(Magic::of);
+    /// What kernels are told whose workgroups have so many invocations, each of which adds so many
+    /// channels of values, and answer so many queries.
+    pub(super) fn params(&self, plan: &Plan, [lanes, channels, heads]: [usize; 3]) -> AttendParams {
+        let (pieces, blocks) = (plan.head_dim_v / channels, self.blocks(heads));
+        let [by_blocks, by_pieces] = [blocks, pieces].map(Magic::of);
         AttendParams {
             per_row: plan.per_row as u32,
             queries_first: self.queries.0 as u32,
@@ -61,7 +62,7 @@ impl Partials<'_> {
             window: plan.window,
             cap: plan.cap.map_or(0.0, |cap| cap.cap),
             cap_inverse: plan.cap.map_or(0.0, |cap| cap.inverse),
-            blocks: self.blocks() as u32,
+            blocks: blocks as u32,
             blocks_multiplier: by_blocks.multiplier,
             blocks_shift1: by_blocks.shift1,
             blocks_shift2: by_blocks.shift2,

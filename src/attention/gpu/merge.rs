@@ -8,7 +8,7 @@ use crate::attention::params::MergeParams;
 use crate::attention::plan::Plan;
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
-use crate::layout::PageLayout;
+use crate::layout::{MeanDomain, PageLayout};
 use crate::nsnquant::Hadamard;
 
 pub(super) static KERNEL: Kernel = Kernel {
@@ -27,8 +27,11 @@ pub(super) static KERNEL: Kernel = Kernel {
     params: MergeParams::LAYOUT,
 };
 
+/// Invocations of a workgroup: several share a channel, since there are few workgroups.
+const LANES: u32 = 256;
+
 pub(super) fn variants() -> Vec<Variant> {
-    hadamard_variants()
+    hadamard_variants(LANES)
 }
 
 /// The slots of rows.
@@ -64,6 +67,7 @@ pub(super) fn record(
         stride: partials.stride as u32,
         slot_base: partials.slot_base,
         hadamard_scale: Hadamard::new("head_dim_v", plan.head_dim_v)?.scale(),
+        plain: u32::from(packed.is_some_and(|values| values.scheme().mean == MeanDomain::Plain)),
         ..MergeParams::default()
     };
     let lists = match slots {
@@ -80,7 +84,7 @@ pub(super) fn record(
     };
     rec.dispatch(
         &KERNEL,
-        &hadamard_variant(plan.head_dim_v, packed.and_then(|values| values.scheme().signs))?,
+        &hadamard_variant(LANES, plan.head_dim_v, packed.and_then(|values| values.scheme().signs))?,
         &params,
         &[lists, Slice::all(partials.buffer), Slice::all(&attended.out), Slice::all(&attended.lse)],
         Groups((rows.len() * partials.span()) as u64),

@@ -6,6 +6,7 @@ mod packed;
 mod paged;
 mod paged_packed;
 mod paged_raw;
+mod plain;
 mod raw;
 mod rotate;
 mod tables;
@@ -44,7 +45,8 @@ pub struct DeviceAttended {
 
 /// The kernels with a variant for each head dimension.
 pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
-    vec![
+    let mut kernels = vec![
+        (&paged_raw::COLLECT_KERNEL, vec![Variant::default()]),
         (&rotate::KERNEL, rotate::variants()),
         (&raw::KERNEL, raw::variants()),
         (&packed::KERNEL, packed::variants()),
@@ -53,7 +55,24 @@ pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
         (&packed::ROPE_KERNEL, packed::rope_variants()),
         (&paged_packed::ROPE_KERNEL, paged_packed::rope_variants()),
         (&merge::KERNEL, merge::variants()),
-    ]
+    ];
+    kernels.extend(plain_kernels());
+    kernels
+}
+
+/// The kernel that answers so many queries together.
+fn plain_kernel(kernels: &[(usize, &'static Kernel); 3], heads: usize) -> &'static Kernel {
+    let [one, two, four] = kernels;
+    [one, two].into_iter().find(|(own, _)| *own == heads).unwrap_or(four).1
+}
+
+fn plain_kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
+    let flat =
+        packed::PLAIN.iter().map(|(heads, kernel)| (*kernel, packed::plain_variants(*heads)));
+    let paged = paged_packed::PLAIN
+        .iter()
+        .map(|(heads, kernel)| (*kernel, paged_packed::plain_variants(*heads)));
+    flat.chain(paged).collect()
 }
 
 /// Records the attention of queries over the rows of a cache.
@@ -172,17 +191,17 @@ fn rope_constants_of_all() -> impl Iterator<Item = Vec<(&'static str, u32)>> {
 }
 
 /// Variants of a stage that transforms one row, for each head dimension and with signs.
-fn hadamard_variants() -> Vec<Variant> {
+fn hadamard_variants(lanes: u32) -> Vec<Variant> {
     let plain = head_dims().map(|dim| (dim, None));
     let all = plain.chain([(64, Some(1)), (80, Some(1))]);
-    all.filter_map(|(dim, seed)| hadamard_variant(dim, seed).ok()).collect()
+    all.filter_map(|(dim, seed)| hadamard_variant(lanes, dim, seed).ok()).collect()
 }
 
 /// The variant of a stage that transforms one row of a head dimension in a workgroup, with signs from
 /// a seed if there is one.
-fn hadamard_variant(head_dim: usize, seed: Option<u32>) -> Result<Variant> {
+fn hadamard_variant(lanes: u32, head_dim: usize, seed: Option<u32>) -> Result<Variant> {
     let hadamard = Hadamard::signed("head_dim", head_dim, seed)?;
-    let mut constants = hadamard_constants(&hadamard, HADAMARD_LANES, 1);
+    let mut constants = hadamard_constants(&hadamard, lanes, 1);
     constants.push(("HEAD_DIM", head_dim as u32));
     Ok(Variant { constants, overrides: Vec::new() })
 }

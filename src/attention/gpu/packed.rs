@@ -1,13 +1,17 @@
 //! Partial states over packed pages. Twin: `src/attention/cpu/packed.rs`.
 
-use super::block::{Partials, page_params};
+use super::block::{BLOCK, Partials, page_params};
+use super::plain;
 use super::rotate::Prepared;
 use super::view::DevicePackedView;
-use super::{head_dim_variant, head_dims, positions, rope_constants, rope_constants_of_all};
+use super::{
+    head_dim_variant, head_dims, plain_kernel, positions, rope_constants, rope_constants_of_all,
+};
 use crate::attention::params::PackedParams;
 use crate::attention::plan::Plan;
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
+use crate::layout::PIECE;
 
 pub(super) static KERNEL: Kernel = Kernel {
     name: "attention/packed",
@@ -16,8 +20,10 @@ pub(super) static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/page.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
         include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/heads_4.wgsl"),
         include_str!("../../../wgsl/common/softmax.wgsl"),
         include_str!("../../../wgsl/common/attend.wgsl"),
+        include_str!("../../../wgsl/common/attend_page.wgsl"),
         include_str!("../../../wgsl/common/attend_packed.wgsl"),
         include_str!("../../../wgsl/common/attend_still.wgsl"),
         include_str!("../../../wgsl/attention/packed.wgsl"),
@@ -45,8 +51,10 @@ pub(super) static ROPE_KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/rope.wgsl"),
+        include_str!("../../../wgsl/common/heads_4.wgsl"),
         include_str!("../../../wgsl/common/softmax.wgsl"),
         include_str!("../../../wgsl/common/attend.wgsl"),
+        include_str!("../../../wgsl/common/attend_page.wgsl"),
         include_str!("../../../wgsl/common/attend_packed.wgsl"),
         include_str!("../../../wgsl/common/attend_rope.wgsl"),
         include_str!("../../../wgsl/attention/packed.wgsl"),
@@ -65,11 +73,47 @@ pub(super) static ROPE_KERNEL: Kernel = Kernel {
     params: PackedParams::LAYOUT,
 };
 
+/// Kernels for plain books, by the queries that they answer together.
+macro_rules! plain {
+    ($name:literal, $heads:literal) => {
+        Kernel {
+            name: $name,
+            source: concat!(
+                include_str!("../../../wgsl/common/element.wgsl"),
+                include_str!("../../../wgsl/common/page.wgsl"),
+                include_str!("../../../wgsl/common/grid.wgsl"),
+                include_str!("../../../wgsl/common/divide.wgsl"),
+                include_str!($heads),
+                include_str!("../../../wgsl/common/softmax.wgsl"),
+                include_str!("../../../wgsl/common/attend.wgsl"),
+                include_str!("../../../wgsl/common/attend_page.wgsl"),
+                include_str!("../../../wgsl/common/plain.wgsl"),
+                include_str!("../../../wgsl/common/attend_plain.wgsl"),
+                include_str!("../../../wgsl/attention/packed_plain.wgsl"),
+            ),
+            ..KERNEL
+        }
+    };
+}
+
+static PLAIN_ONE: Kernel = plain!("attention/packed_plain+1", "../../../wgsl/common/heads_1.wgsl");
+static PLAIN_TWO: Kernel = plain!("attention/packed_plain+2", "../../../wgsl/common/heads_2.wgsl");
+static PLAIN_FOUR: Kernel = plain!("attention/packed_plain", "../../../wgsl/common/heads_4.wgsl");
+
+/// The kernels for plain books with the queries that they answer together.
+pub(super) static PLAIN: [(usize, &Kernel); 3] =
+    [(1, &PLAIN_ONE), (2, &PLAIN_TWO), (BLOCK, &PLAIN_FOUR)];
+
 /// Invocations of a workgroup and tokens of a tile.
 const LANES: usize = 64;
 
 pub(super) fn variants() -> Vec<Variant> {
     head_dims().map(head_dim_variant).collect()
+}
+
+/// Variants of a kernel for plain books.
+pub(super) fn plain_variants(heads: usize) -> Vec<Variant> {
+    plain::shapes(heads).iter().map(|shape| shape.variant(&[])).collect()
 }
 
 /// Variants of the kernel for keys that have a rotary embedding.
@@ -87,9 +131,14 @@ pub(super) fn record(
     [splits, slots]: [usize; 2],
 ) -> Result<()> {
     let by_splits = Magic::of(splits);
+    let layouts = [view.keys.layout(), view.values.layout()];
+    let halves = [view.keys, view.values].iter().all(|codec| codec.codec().book().halves());
+    let turned = view.keys.codec().rope().is_some();
+    let shape = plain::Shape::new(plan, layouts, halves && !turned);
+    let packed = page_params(layouts[0], layouts[1], prepared);
     let params = PackedParams {
-        attend: partials.params(plan, LANES),
-        packed: page_params(view.keys.layout(), view.values.layout(), prepared),
+        attend: partials.params(plan, shape.map_or([LANES, PIECE, BLOCK], |shape| shape.split())),
+        packed: shape.map_or(packed, |shape| shape.params(packed)),
         kv_rows: plan.kv_rows as u32,
         total: view.pages as u32,
         splits: splits as u32,
@@ -109,8 +158,13 @@ pub(super) fn record(
         positions(view.page_positions, view.page_offsets),
         Slice::all(partials.buffer),
     ];
-    let groups = Groups((plan.kv_rows * partials.blocks() * splits) as u64);
-    if view.keys.codec().rope().is_some() {
+    let groups = |heads| Groups((plan.kv_rows * partials.blocks(heads) * splits) as u64);
+    if let Some(shape) = shape {
+        let kernel = plain_kernel(&PLAIN, shape.heads);
+        return rec.dispatch(kernel, &shape.variant(&[]), &params, &slices, groups(shape.heads));
+    }
+    let groups = groups(BLOCK);
+    if turned {
         slices.push(view.keys.rope());
         let constants = rope_constants(view.keys.codec().hadamard());
         let variant = Variant { constants, overrides: Vec::new() };

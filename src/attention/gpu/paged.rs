@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::block::{BLOCK, Partials, stride};
 use super::rotate::{DeviceFirsts, Prepared};
-use super::tables::{DeviceTables, Launch, SLABS};
+use super::tables::{Copies, DeviceTables, SLABS, Source};
 use super::view::holds;
 use super::{DeviceAttended, DeviceQueries, merge, outputs, paged_packed, paged_raw, plan, rotate};
 use crate::attention::config::{Causal, PagedAttend};
@@ -19,9 +19,6 @@ use crate::shape::Dtype;
 /// Most bytes of partial results at a time: where a batch makes more, it is answered row after row
 /// in several rounds, which changes no bit.
 const PARTIAL_BYTES: u64 = 1 << 28;
-/// Numbers that a lane keeps between two runs of a unit: `PAGED_STATE` of
-/// `wgsl/common/attend_paged.wgsl`.
-const STATE: u64 = 72;
 /// Invocations of a workgroup that reads pages, and tokens of a tile.
 pub(super) const LANES: usize = 64;
 
@@ -51,7 +48,6 @@ pub(super) struct Units<'a> {
     pub(super) slabs: [Slice<'a>; SLABS],
     /// Slabs that differ.
     pub(super) count: usize,
-    pub(super) spills: bool,
     pub(super) prepared: &'a Prepared,
 }
 
@@ -98,7 +94,16 @@ pub fn attend_paged(
     }
     for class in PageClass::ALL {
         for launch in &tables.class(class).launches {
-            slabs(view, class, launch)?;
+            match &launch.source {
+                Source::Slabs(numbers) => {
+                    slabs(view, class, numbers)?;
+                }
+                Source::Collected { copies, .. } => {
+                    for copies in copies {
+                        slabs(view, class, &copies.slabs)?;
+                    }
+                }
+            }
         }
     }
     let rounds = Rounds::new(rec, &plan, tables, stride(&plan, packed))?;
@@ -132,32 +137,33 @@ pub fn attend_paged(
                 stride: rounds.stride,
                 slot_base: tables.slots()[rows.start],
             };
-            let kept_at = rounds.kept_at(tables, rows, &partials);
-            let mut kept = 0;
             for class in PageClass::ALL {
                 let lists = tables.class(class);
-                let base = lists.kept(rows.start);
                 for launch in &lists.launches {
                     let (units_at, units) = lists.items(launch, rows);
                     if units == 0 {
                         continue;
                     }
-                    let (slabs, params) = slabs(view, class, launch)?;
-                    let params = PagedParams {
-                        units,
-                        units_at,
-                        pages_at: lists.pages_at,
-                        spill_at: kept_at,
-                        spill_base: base.wrapping_sub(kept),
-                        ..params
+                    let collected;
+                    let (slabs, params, count) = match &launch.source {
+                        Source::Slabs(numbers) => {
+                            let (slabs, params) = slabs(view, class, numbers)?;
+                            (slabs, params, numbers.len())
+                        }
+                        Source::Collected { pages, copies } => {
+                            collected = collect(rec, view, class, *pages, copies)?;
+                            let params = PagedParams {
+                                shift: u32::BITS - 1,
+                                mask: u32::MAX >> 1,
+                                pages: *pages,
+                                ..PagedParams::default()
+                            };
+                            ([Slice::all(&collected); SLABS], params, 1)
+                        }
                     };
-                    let units = Units {
-                        params,
-                        slabs,
-                        count: launch.slabs.len(),
-                        spills: launch.spills,
-                        prepared: &prepared,
-                    };
+                    let params =
+                        PagedParams { units, units_at, pages_at: lists.pages_at, ..params };
+                    let units = Units { params, slabs, count, prepared: &prepared };
                     match (class, book) {
                         (PageClass::Packed, Some(book)) => {
                             paged_packed::record(rec, &plan, view, book, &units, &partials)?;
@@ -165,7 +171,6 @@ pub fn attend_paged(
                         _ => paged_raw::record(rec, &plan, view, class, &units, &partials)?,
                     }
                 }
-                kept += lists.kept(rows.end) - base;
             }
             let slots = merge::Slots::Listed { lists: tables.lists(), at: tables.slots_at() };
             let values = layouts.map(|[_, values]| values);
@@ -175,16 +180,34 @@ pub fn attend_paged(
     Ok(attended)
 }
 
+/// Records the copying of pages that lie in more slabs than are bound to a buffer of their own.
+fn collect(
+    rec: &mut Recorder<'_>,
+    view: &DevicePagedView<'_>,
+    class: PageClass,
+    pages: u32,
+    copies: &[Copies],
+) -> Result<wgpu::Buffer> {
+    let bytes = u64::from(pages).saturating_mul(view.layout.bytes(class));
+    let collected = rec.context().create("wgkv attention pages", bytes)?;
+    for copies in copies {
+        let bound = slabs(view, class, &copies.slabs)?;
+        let lists = view.tables.lists();
+        paged_raw::collect(rec, view.layout, class, lists, copies, bound, &collected)?;
+    }
+    Ok(collected)
+}
+
 /// The slabs of a dispatch, one bound several times where they are fewer, and what kernels are told
 /// of them and of their pages.
 fn slabs<'a>(
     view: &DevicePagedView<'a>,
     class: PageClass,
-    launch: &Launch,
+    wanted: &[u32],
 ) -> Result<([Slice<'a>; SLABS], PagedParams)> {
     let layout = view.layout;
-    let mut numbers = [launch.slabs[0]; SLABS];
-    numbers[..launch.slabs.len()].copy_from_slice(&launch.slabs);
+    let mut numbers = [wanted.first().copied().unwrap_or(0); SLABS];
+    numbers[..wanted.len()].copy_from_slice(wanted);
     let find = |number: u32| {
         let slab = view.slabs[class.index()].get(number as usize).and_then(Option::as_ref);
         let fault = Error::Offsets {
@@ -228,14 +251,9 @@ impl Rounds {
     fn new(rec: &Recorder<'_>, plan: &Plan, tables: &DeviceTables, stride: usize) -> Result<Self> {
         let limit = binding_limit(&rec.context().device().limits()).min(PARTIAL_BYTES);
         let slots = tables.slots();
-        let kept = |row: usize| {
-            PageClass::ALL.map(|class| tables.class(class).kept(row)).iter().sum::<u32>()
-        };
         let bytes = |rows: Range<usize>, span: usize| {
             let slots = u64::from(slots[rows.end] - slots[rows.start]);
-            let kept = u64::from(kept(rows.end) - kept(rows.start));
-            let state = span.div_ceil(BLOCK) as u64 * STATE * LANES as u64;
-            slots.saturating_mul(4 * (span * stride) as u64).saturating_add(kept * 4 * state)
+            slots.saturating_mul(4 * (span * stride) as u64)
         };
         let mut span = plan.per_row;
         let largest = |span| (0..plan.kv_rows).map(|row| bytes(row..row + 1, span)).max();
@@ -264,11 +282,5 @@ impl Rounds {
     fn push(&mut self, rows: Range<usize>, bytes: u64) {
         self.bytes = self.bytes.max(bytes);
         self.rows.push(rows);
-    }
-
-    /// Where the states that lanes keep start, in words: behind the partial results.
-    fn kept_at(&self, tables: &DeviceTables, rows: &Range<usize>, partials: &Partials<'_>) -> u32 {
-        let slots = (tables.slots()[rows.end] - tables.slots()[rows.start]) as usize;
-        (slots * partials.span() * self.stride) as u32
     }
 }

@@ -1,13 +1,14 @@
 //! Partial states over packed pages of a pool. Twin: `src/attention/cpu/paged_packed.rs`.
 
-use super::block::{Partials, page_params};
+use super::block::{BLOCK, Partials, page_params};
 use super::paged::{DevicePagedView, LANES, Units};
-use super::tables::{SLABS, variant};
-use super::{rope_constants, rope_constants_of_all};
+use super::tables::{SLABS, bound, variant};
+use super::{plain, plain_kernel, rope_constants, rope_constants_of_all};
 use crate::attention::params::{PackedPageParams, PagedPackedParams};
 use crate::attention::plan::Plan;
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant};
+use crate::layout::PIECE;
 use crate::layout::pool::PageClass;
 use crate::nsnquant::gpu::DeviceCodebook;
 
@@ -18,8 +19,10 @@ pub(super) static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/page.wgsl"),
         include_str!("../../../wgsl/common/grid.wgsl"),
         include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/heads_4.wgsl"),
         include_str!("../../../wgsl/common/softmax.wgsl"),
         include_str!("../../../wgsl/common/attend.wgsl"),
+        include_str!("../../../wgsl/common/attend_page.wgsl"),
         include_str!("../../../wgsl/common/attend_packed.wgsl"),
         include_str!("../../../wgsl/common/attend_still.wgsl"),
         include_str!("../../../wgsl/common/attend_paged.wgsl"),
@@ -48,8 +51,10 @@ pub(super) static ROPE_KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
         include_str!("../../../wgsl/common/rope.wgsl"),
+        include_str!("../../../wgsl/common/heads_4.wgsl"),
         include_str!("../../../wgsl/common/softmax.wgsl"),
         include_str!("../../../wgsl/common/attend.wgsl"),
+        include_str!("../../../wgsl/common/attend_page.wgsl"),
         include_str!("../../../wgsl/common/attend_packed.wgsl"),
         include_str!("../../../wgsl/common/attend_rope.wgsl"),
         include_str!("../../../wgsl/common/attend_paged.wgsl"),
@@ -69,6 +74,48 @@ pub(super) static ROPE_KERNEL: Kernel = Kernel {
     params: PagedPackedParams::LAYOUT,
 };
 
+/// Kernels for plain books, by the queries that they answer together.
+macro_rules! plain {
+    ($name:literal, $heads:literal) => {
+        Kernel {
+            name: $name,
+            source: concat!(
+                include_str!("../../../wgsl/common/element.wgsl"),
+                include_str!("../../../wgsl/common/page.wgsl"),
+                include_str!("../../../wgsl/common/grid.wgsl"),
+                include_str!("../../../wgsl/common/divide.wgsl"),
+                include_str!($heads),
+                include_str!("../../../wgsl/common/softmax.wgsl"),
+                include_str!("../../../wgsl/common/attend.wgsl"),
+                include_str!("../../../wgsl/common/attend_page.wgsl"),
+                include_str!("../../../wgsl/common/plain.wgsl"),
+                include_str!("../../../wgsl/common/attend_plain.wgsl"),
+                include_str!("../../../wgsl/common/attend_paged.wgsl"),
+                include_str!("../../../wgsl/attention/paged_packed_plain.wgsl"),
+            ),
+            ..KERNEL
+        }
+    };
+}
+
+static PLAIN_ONE: Kernel =
+    plain!("attention/paged_packed_plain+1", "../../../wgsl/common/heads_1.wgsl");
+static PLAIN_TWO: Kernel =
+    plain!("attention/paged_packed_plain+2", "../../../wgsl/common/heads_2.wgsl");
+static PLAIN_FOUR: Kernel =
+    plain!("attention/paged_packed_plain", "../../../wgsl/common/heads_4.wgsl");
+
+/// The kernels for plain books with the queries that they answer together.
+pub(super) static PLAIN: [(usize, &Kernel); 3] =
+    [(1, &PLAIN_ONE), (2, &PLAIN_TWO), (BLOCK, &PLAIN_FOUR)];
+
+/// Variants of a kernel for plain books.
+pub(super) fn plain_variants(heads: usize) -> Vec<Variant> {
+    let few = plain::shapes(heads).into_iter().map(|shape| shape.variant(&[("SLABS", 1)]));
+    let many = plain::shapes(heads).into_iter().step_by(3);
+    few.chain(many.map(|shape| shape.variant(&[("SLABS", SLABS as u32)]))).collect()
+}
+
 /// Records the partial states of units of packed pages; there are none where nothing is packed.
 pub(super) fn record(
     rec: &mut Recorder<'_>,
@@ -81,18 +128,23 @@ pub(super) fn record(
     let Some([keys, values]) = view.layout.packed() else { return Ok(()) };
     let class = PageClass::Packed;
     let words = view.layout.words(class) as u32;
+    let turned = view.keys.filter(|keys| keys.codec().rope().is_some());
+    let halves = book.halves(keys) && book.halves(values);
+    let halves = halves && turned.is_none();
+    let shape = plain::Shape::new(plan, [keys, values], halves);
+    let packed = PackedPageParams {
+        key_words: words,
+        value_words: words,
+        position_words: words,
+        values_at: view.layout.values_offset(class) as u32,
+        positions_at: view.layout.positions_offset(class) as u32,
+        key_book: book.first_four(keys),
+        value_book: book.first_four(values),
+        ..page_params(keys, values, units.prepared)
+    };
     let params = PagedPackedParams {
-        attend: partials.params(plan, LANES),
-        packed: PackedPageParams {
-            key_words: words,
-            value_words: words,
-            position_words: words,
-            values_at: view.layout.values_offset(class) as u32,
-            positions_at: view.layout.positions_offset(class) as u32,
-            key_book: book.first_four(keys),
-            value_book: book.first_four(values),
-            ..page_params(keys, values, units.prepared)
-        },
+        attend: partials.params(plan, shape.map_or([LANES, PIECE, BLOCK], |shape| shape.split())),
+        packed: shape.map_or(packed, |shape| shape.params(packed)),
         paged: units.params,
     };
     let [a, b, c, d] = units.slabs;
@@ -106,9 +158,15 @@ pub(super) fn record(
         d,
         Slice::all(partials.buffer),
     ];
-    let groups = Groups(u64::from(units.params.units) * partials.blocks() as u64);
-    let mut variant = variant(plan.head_dim_k, units.count, units.spills);
-    let Some(keys) = view.keys.filter(|keys| keys.codec().rope().is_some()) else {
+    let groups = |heads| Groups(u64::from(units.params.units) * partials.blocks(heads) as u64);
+    if let Some(shape) = shape {
+        let kernel = plain_kernel(&PLAIN, shape.heads);
+        let variant = shape.variant(&[("SLABS", bound(units.count))]);
+        return rec.dispatch(kernel, &variant, &params, &slices, groups(shape.heads));
+    }
+    let groups = groups(BLOCK);
+    let mut variant = variant(plan.head_dim_k, units.count);
+    let Some(keys) = turned else {
         return rec.dispatch(&KERNEL, &variant, &params, &slices, groups);
     };
     slices.push(keys.rope());
@@ -119,10 +177,9 @@ pub(super) fn record(
 
 /// Variants of the kernel for keys that have a rotary embedding.
 pub(super) fn rope_variants() -> Vec<Variant> {
-    let kinds = [(1, false), (SLABS, false), (SLABS, true)];
     let of = |constants: Vec<(&'static str, u32)>| {
-        kinds.map(|(slabs, spills)| {
-            let mut variant = variant(8, slabs, spills);
+        [1, SLABS].map(|slabs| {
+            let mut variant = variant(8, slabs);
             variant.constants.retain(|(name, _)| *name != "HEAD_DIM");
             variant.constants.extend(constants.clone());
             variant

@@ -1,6 +1,6 @@
 //! Partial states over raw tokens. Twin: `src/attention/cpu/raw.rs`.
 
-use super::block::Partials;
+use super::block::{BLOCK, Partials};
 use super::rotate::Prepared;
 use super::view::DeviceCacheView;
 use super::{head_dim_variant, head_dims, positions};
@@ -8,12 +8,14 @@ use crate::attention::params::RawParams;
 use crate::attention::plan::Plan;
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
+use crate::layout::PIECE;
 
 pub(super) static KERNEL: Kernel = Kernel {
     name: "attention/raw",
     source: concat!(
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/divide.wgsl"),
+        include_str!("../../../wgsl/common/heads_4.wgsl"),
         include_str!("../../../wgsl/common/softmax.wgsl"),
         include_str!("../../../wgsl/common/attend.wgsl"),
         include_str!("../../../wgsl/common/attend_raw.wgsl"),
@@ -48,7 +50,7 @@ pub(super) fn record(
 ) -> Result<()> {
     let by_splits = Magic::of(splits);
     let params = RawParams {
-        attend: partials.params(plan, LANES),
+        attend: partials.params(plan, [LANES, PIECE, BLOCK]),
         kv_rows: plan.kv_rows as u32,
         total: view.raw_tokens as u32,
         key_dtype: view.key_dtype.code(),
@@ -71,6 +73,6 @@ pub(super) fn record(
             positions(view.raw_positions, view.raw_offsets),
             Slice::all(partials.buffer),
         ],
-        Groups((plan.kv_rows * partials.blocks() * splits) as u64),
+        Groups((plan.kv_rows * partials.blocks(BLOCK) * splits) as u64),
     )
 }

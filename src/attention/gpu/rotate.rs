@@ -1,7 +1,7 @@
 //! Prepares queries. Twin: `src/attention/cpu/rotate.rs`.
 
 use super::view::DeviceQueries;
-use super::{hadamard_variant, hadamard_variants};
+use super::{HADAMARD_LANES, hadamard_variant, hadamard_variants};
 use crate::attention::params::RotateParams;
 use crate::attention::plan::{Firsts, Plan};
 use crate::error::Result;
@@ -29,7 +29,7 @@ pub(super) static KERNEL: Kernel = Kernel {
 };
 
 pub(super) fn variants() -> Vec<Variant> {
-    hadamard_variants()
+    hadamard_variants(HADAMARD_LANES)
 }
 
 /// Numbers that lie on the device, one a member of the batch, and what is added to each to give the
@@ -102,7 +102,11 @@ pub(super) fn record(
     let numbers = firsts.map_or(queries.data, |firsts| firsts.numbers);
     rec.dispatch(
         &KERNEL,
-        &hadamard_variant(plan.head_dim_k, packed.and_then(|keys| keys.scheme().signs))?,
+        &hadamard_variant(
+            HADAMARD_LANES,
+            plan.head_dim_k,
+            packed.and_then(|keys| keys.scheme().signs),
+        )?,
         &params,
         &[queries.data, numbers, scaled.unwrap_or(queries.data), Slice::all(&buffer)],
         Groups(plan.queries() as u64),

@@ -8,16 +8,17 @@ use super::head_dims;
 use crate::attention::tables::{UNIT_PAGES, check};
 use crate::attention::view::length;
 use crate::error::Result;
-use crate::gpu::{Context, Slice, Variant};
+use crate::gpu::{Context, Slice, Variant, binding_limit};
 use crate::layout::pool::{PageClass, PageId, PoolLayout};
 use crate::layout::tables::{Tables, Unit, Units};
 
 /// Slabs that a dispatch binds.
 pub(super) const SLABS: usize = 4;
 
-/// Marks of a unit that is read in several runs, as in `wgsl/common/attend_paged.wgsl`.
-const RESUMES: u32 = 1 << 31;
-const CONTINUES: u32 = 1 << 30;
+/// Most bytes of pages that are collected for one dispatch; at least those of a unit.
+const COLLECTED_BYTES: u64 = 1 << 25;
+/// A page that is beyond every slab.
+const NOWHERE: u32 = u32::MAX >> 1;
 
 /// A unit as kernels read it: some pages of one row.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
@@ -29,18 +30,32 @@ struct Item {
     /// Rows of the class before these pages.
     before: u32,
     slot: u32,
-    /// Place among the units that keep their state between runs, and how it is used.
-    spill: u32,
+}
+
+/// Pages that are copied by one dispatch, to lie side by side with others.
+#[derive(Clone, Debug)]
+pub(super) struct Copies {
+    /// Numbers of the slabs that they lie in.
+    pub(super) slabs: Vec<u32>,
+    /// Where they are listed, in words, and how many they are.
+    pub(super) first: u32,
+    pub(super) count: u32,
+}
+
+/// Where the pages of a dispatch lie.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    /// In slabs of these numbers, no more than are bound.
+    Slabs(Vec<u32>),
+    /// In more slabs than are bound: so many are copied to one place first.
+    Collected { pages: u32, copies: Vec<Copies> },
 }
 
 /// Items that are read by one dispatch, in the order of their rows.
 #[derive(Clone, Debug)]
 pub(super) struct Launch {
     items: Range<usize>,
-    /// Numbers of the slabs that their pages lie in.
-    pub(super) slabs: Vec<u32>,
-    /// Whether some items are a part of their unit.
-    pub(super) spills: bool,
+    pub(super) source: Source,
 }
 
 /// The units of one class.
@@ -52,8 +67,6 @@ pub(super) struct ClassLists {
     pub(super) launches: Vec<Launch>,
     /// Row of each item.
     rows: Vec<u32>,
-    /// Units that keep their state, before each row and in all; empty where none does.
-    kept: Vec<u32>,
 }
 
 /// What changes with the page tables alone.
@@ -106,12 +119,21 @@ impl DeviceTables {
                 None => 0,
                 Some(starts) => (unit.first - starts[unit.row as usize]) * tables.chunk,
             };
-            let (items, mut lists) =
-                cut(layout, class, &units.units[index], pages, before, tables.rows());
+            let limit = binding_limit(&context.device().limits()).min(COLLECTED_BYTES);
+            let units = &units.units[index];
+            let (items, mut lists, extra) = cut(layout, class, units, pages, before, limit);
             lists.items_at = words.len() as u32;
             words.extend_from_slice(bytemuck::cast_slice(&items));
             lists.pages_at = words.len() as u32;
             words.extend_from_slice(bytemuck::cast_slice(pages));
+            words.extend(extra.pages);
+            let copies_at = words.len() as u32;
+            words.extend(extra.copies);
+            for launch in &mut lists.launches {
+                if let Source::Collected { copies, .. } = &mut launch.source {
+                    copies.iter_mut().for_each(|copies| copies.first += copies_at);
+                }
+            }
             classes[index] = lists;
         }
         let slots_at = words.len() as u32;
@@ -204,11 +226,6 @@ impl ClassLists {
         let words = size_of::<Item>() / 4 * (launch.items.start + first);
         (self.items_at + words as u32, (end - first) as u32)
     }
-
-    /// Units before a row that keep their state.
-    pub(super) fn kept(&self, row: usize) -> u32 {
-        self.kept.get(row).copied().unwrap_or(0)
-    }
 }
 
 /// Uploads next positions, rows of sinks and rows of tails, one after the other.
@@ -234,92 +251,117 @@ fn slots(tables: &Tables, units: &Units) -> Vec<[u32; 4]> {
     .collect()
 }
 
-/// Cuts the units of a class into items by the slabs that their pages lie in, and these into
-/// dispatches. With no more slabs than one dispatch binds, an item is a unit and one dispatch reads
-/// them all. With more, slabs go in groups; the pages of a unit are read in their order, as many at
-/// a time as follow each other in one group.
+/// What the lists of a class hold beside its items and pages.
+#[derive(Debug, Default)]
+struct Extra {
+    /// Pages by their places among those that are collected together, in the order of the units.
+    pages: Vec<u32>,
+    /// Pages to be copied, and where to.
+    copies: Vec<u32>,
+}
+
+/// Cuts the units of a class into dispatches by the slabs that their pages lie in. With no more slabs
+/// than one dispatch binds, one reads them all. With more, slabs go in groups, and a unit is read by
+/// the dispatch of its group; the pages of units that lie in several groups are collected first, of as
+/// many units at a time as take `limit` bytes.
 fn cut(
     layout: &PoolLayout,
     class: PageClass,
     units: &[Unit],
     pages: &[PageId],
     before: impl Fn(&Unit) -> u32,
-    rows: usize,
-) -> (Vec<Item>, ClassLists) {
+    limit: u64,
+) -> (Vec<Item>, ClassLists, Extra) {
     let slab = |page: &PageId| layout.slab_of(class, *page);
     let of = |unit: &Unit| &pages[unit.first as usize..(unit.first + unit.pages) as usize];
     let slabs: BTreeSet<u32> = units.iter().flat_map(|unit| of(unit).iter().map(slab)).collect();
     let slabs: Vec<u32> = slabs.into_iter().collect();
-    let item = |unit: &Unit, skip: usize, pages: usize, spill| Item {
+    let item = |unit: &Unit, first: u32| Item {
         row: unit.row,
-        first: unit.first + skip as u32,
-        pages: pages as u32,
-        before: before(unit) + skip as u32 * layout.chunk() as u32,
+        first,
+        pages: unit.pages,
+        before: before(unit),
         slot: unit.slot,
-        spill,
     };
-    let mut lists = ClassLists::default();
-    let mut items: Vec<Item> = Vec::with_capacity(units.len());
+    let mut extra = Extra::default();
+    let mut dispatches: Vec<(Vec<Item>, Source)> = Vec::new();
     if slabs.len() <= SLABS {
-        items.extend(units.iter().map(|unit| item(unit, 0, unit.pages as usize, 0)));
-        if !items.is_empty() {
-            lists.launches.push(Launch { items: 0..items.len(), slabs, spills: false });
-        }
+        let items: Vec<Item> = units.iter().map(|unit| item(unit, unit.first)).collect();
+        dispatches.push((items, Source::Slabs(slabs)));
     } else {
         let group = |page: &PageId| slabs.partition_point(|s| *s < slab(page)) / SLABS;
-        // By the number of the run within its unit, then by group.
-        let mut runs: BTreeMap<(usize, usize), Vec<Item>> = BTreeMap::new();
-        lists.kept = vec![0; rows + 1];
-        let mut kept = 0;
+        let numbers = |group: usize| slabs.chunks(SLABS).nth(group).unwrap_or(&[]).to_vec();
+        let mut within: BTreeMap<usize, Vec<Item>> = BTreeMap::new();
+        let mut across: Vec<&Unit> = Vec::new();
         for unit in units {
-            let mut skip = 0;
-            let parts: Vec<&[PageId]> = of(unit).chunk_by(|a, b| group(a) == group(b)).collect();
-            for (number, part) in parts.iter().enumerate() {
-                let spill = match (number > 0, number + 1 < parts.len()) {
-                    (false, false) => 0,
-                    (resumes, continues) => {
-                        let mark = |is, mark| if is { mark } else { 0 };
-                        kept | mark(resumes, RESUMES) | mark(continues, CONTINUES)
-                    }
-                };
-                let key = (number, group(&part[0]));
-                runs.entry(key).or_default().push(item(unit, skip, part.len(), spill));
-                skip += part.len();
-            }
-            if parts.len() > 1 {
-                kept += 1;
-                lists.kept[unit.row as usize + 1] += 1;
+            let first = of(unit).first().map_or(0, group);
+            if of(unit).iter().all(|page| group(page) == first) {
+                within.entry(first).or_default().push(item(unit, unit.first));
+            } else {
+                across.push(unit);
             }
         }
-        for row in 0..rows {
-            lists.kept[row + 1] += lists.kept[row];
+        let groups = within.into_iter();
+        dispatches.extend(groups.map(|(group, items)| (items, Source::Slabs(numbers(group)))));
+        let most = (limit / layout.bytes(class)).min(u64::from(NOWHERE)) as usize;
+        let mut rest = across.as_slice();
+        while !rest.is_empty() {
+            let mut count = 0;
+            let fits = |unit: &&&Unit| {
+                count += unit.pages as usize;
+                count <= most
+            };
+            let taken = rest.iter().take_while(fits).count().max(1);
+            let (batch, others) = rest.split_at(taken);
+            rest = others;
+            let mut items = Vec::with_capacity(batch.len());
+            let mut by_group: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+            let mut number = 0;
+            for unit in batch {
+                items.push(item(unit, (pages.len() + extra.pages.len()) as u32));
+                for page in of(unit) {
+                    let there = layout.index_of(class, *page) < layout.pages_per_slab(class);
+                    extra.pages.push(if there { number } else { NOWHERE });
+                    by_group.entry(group(page)).or_default().extend([page.get(), number]);
+                    number += 1;
+                }
+            }
+            let mut copies = Vec::with_capacity(by_group.len());
+            for (group, list) in by_group {
+                let first = extra.copies.len() as u32;
+                let count = (list.len() / 2) as u32;
+                copies.push(Copies { slabs: numbers(group), first, count });
+                extra.copies.extend(list);
+            }
+            dispatches.push((items, Source::Collected { pages: number, copies }));
         }
-        for ((_, group), run) in runs {
-            let slabs = slabs.chunks(SLABS).nth(group).unwrap_or(&[]).to_vec();
-            let first = items.len();
-            items.extend(run);
-            lists.launches.push(Launch { items: first..items.len(), slabs, spills: true });
+    }
+    let mut lists = ClassLists::default();
+    let mut items: Vec<Item> = Vec::with_capacity(units.len());
+    for (own, source) in dispatches {
+        if !own.is_empty() {
+            lists.launches.push(Launch { items: items.len()..items.len() + own.len(), source });
+            items.extend(own);
         }
     }
     lists.rows = items.iter().map(|item| item.row).collect();
-    (items, lists)
+    (items, lists, extra)
 }
 
-/// Variants of the kernels that read pages: one slab, a few, and more than are bound at once.
+/// Variants of the kernels that read pages: one slab and a few.
 pub(super) fn variants() -> Vec<Variant> {
-    let kinds = [(1, false), (SLABS, false), (SLABS, true)];
-    head_dims().flat_map(|dim| kinds.map(|(slabs, spills)| variant(dim, slabs, spills))).collect()
+    head_dims().flat_map(|dim| [1, SLABS].map(|slabs| variant(dim, slabs))).collect()
+}
+
+/// Slabs that a kernel is built for, which reads so many.
+pub(super) const fn bound(slabs: usize) -> u32 {
+    if slabs > 1 { SLABS as u32 } else { 1 }
 }
 
 /// The variant for keys of a head dimension and so many slabs.
-pub(super) fn variant(head_dim: usize, slabs: usize, spills: bool) -> Variant {
-    let slabs = if slabs > 1 || spills { SLABS } else { 1 };
+pub(super) fn variant(head_dim: usize, slabs: usize) -> Variant {
     Variant {
-        constants: vec![
-            ("HEAD_DIM", head_dim as u32),
-            ("SLABS", slabs as u32),
-            ("SPILL", u32::from(spills)),
-        ],
+        constants: vec![("HEAD_DIM", head_dim as u32), ("SLABS", bound(slabs))],
         overrides: Vec::new(),
     }
 }

@@ -379,6 +379,9 @@ impl Ruled<'_> {
     }
 }
 
+/// Queries, keys and values in which nothing is hidden by what is large or constant.
+pub(super) const TELLING: [Kind; 3] = [Kind::Normal, Kind::Offset, Kind::Normal];
+
 /// Head dimensions that covering cases go through.
 const WIDE: [usize; 4] = [64, 80, 128, 256];
 
@@ -429,6 +432,7 @@ pub(super) fn raw<'r>(run: &'r mut Run<'_>) -> Job<'r> {
         if run.covers() {
             shape.dtype = run.cover(&DTYPES);
             shape.dims = [run.cover(&WIDE); 2];
+            shape.kinds = TELLING;
         }
         let mut cache = Cache::new(shape, &mut run.random)?;
         cache.config = config(run);
@@ -446,6 +450,7 @@ pub(super) fn packed<'r>(run: &'r mut Run<'_>) -> Job<'r> {
             shape.schemes = [profile.scheme(bits); 2];
             shape.dims = [run.cover(&WIDE); 2];
             shape.pages.iter_mut().for_each(|pages| *pages = 1);
+            shape.kinds = TELLING;
         }
         let mut cache = Cache::new(shape, &mut run.random)?;
         cache.config = config(run);

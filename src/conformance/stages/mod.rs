@@ -39,14 +39,14 @@ const fn covered(
 
 /// All stages, in the order in which data goes through them.
 pub(super) static STAGES: &[Stage] = &[
-    plain("primitives/select", primitives::select),
+    covered("primitives/select", 2, primitives::select),
     plain("primitives/scan", primitives::scan),
     plain("primitives/compact", primitives::compact),
     covered("primitives/gather", 3, primitives::gather),
     covered("nestedkv/anchor", 12, nestedkv::anchor),
     plain("nestedkv/mean", nestedkv::mean),
     covered("nestedkv/anomaly", 36, nestedkv::anomaly),
-    plain("nestedkv/spread", nestedkv::spread),
+    covered("nestedkv/spread", 4, nestedkv::spread),
     plain("nestedkv/blend", nestedkv::blend),
     plain("nestedkv/gate", nestedkv::gate),
     Stage {

@@ -188,13 +188,15 @@ fn lines(run: &mut Run<'_>, count: usize) -> Vec<f32> {
 
 /// Tokens of a line.
 fn tokens_of(run: &mut Run<'_>) -> usize {
-    let high = run.random.pick(&[300, 300, 3000, 9000]);
+    // Short lines are done by one lane each.
+    let high = run.cover(&[300, 32, 3000, 9000]);
     run.count(1, high)
 }
 
 pub(super) fn spread<'r>(run: &'r mut Run<'_>) -> Job<'r> {
     Box::pin(async move {
-        let (count, tokens) = (run.count(1, 6), tokens_of(run));
+        let (tokens, count) = (tokens_of(run), run.count(1, 6));
+        let count = if tokens <= 32 { 15 * count } else { count };
         let mut scores = lines(run, count * tokens);
         let (buffer, ends) = (run.upload(&scores)?, run.upload(&extremes(&scores, tokens))?);
         let spreads = run.record(|rec| {

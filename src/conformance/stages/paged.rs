@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::attention::{Kind, Ruled, SCALED_SLACK, SLACK, decoded};
+use super::attention::{Kind, Ruled, SCALED_SLACK, SLACK, TELLING, decoded};
 use super::nsnquant::{NAMED, scheme};
 use crate::attention::cpu::{Attended, PagedView, attend_paged};
 use crate::attention::gpu::{self, DevicePagedView, DeviceQueries, DeviceTables};
@@ -388,6 +388,7 @@ pub(super) fn raw<'r>(run: &'r mut Run<'_>) -> Job<'r> {
         if run.covers() {
             shape.raw = run.cover(&[Dtype::F16, Dtype::Bf16]);
             shape.dims = [run.cover(&WIDE); 2];
+            shape.kinds = TELLING;
         }
         attend(run, &shape).await
     })
@@ -402,6 +403,7 @@ pub(super) fn packed<'r>(run: &'r mut Run<'_>) -> Job<'r> {
             let (profile, bits) = run.cover(&NAMED);
             shape.schemes = Some([profile.scheme(bits); 2]);
             shape.dims = [run.cover(&WIDE); 2];
+            shape.kinds = TELLING;
         }
         attend(run, &shape).await
     })

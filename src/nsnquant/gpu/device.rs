@@ -89,6 +89,8 @@ impl<'a> DeviceKeyScales<'a> {
 #[derive(Clone, Debug)]
 pub struct DeviceCodebook {
     buffer: wgpu::Buffer,
+    /// Families and rates of the books that f16 holds as they are.
+    halves: Vec<(Family, Bits)>,
 }
 
 impl DeviceCodebook {
@@ -104,11 +106,21 @@ impl DeviceCodebook {
     /// [`Error::DeviceLimit`] when the device allows no buffer of 31 KiB.
     pub fn new(context: &Context, codebook: &Codebook) -> Result<Self> {
         let mut books: Vec<f32> = Vec::new();
+        let mut halves = Vec::new();
         for (family, bits) in Self::books() {
-            books.extend(codebook.book(family, bits)?.values());
+            let book = codebook.book(family, bits)?;
+            books.extend(book.values());
+            if book.halves() {
+                halves.push((family, bits));
+            }
         }
         let buffer = context.upload("wgkv codebooks", bytemuck::cast_slice(&books))?;
-        Ok(Self { buffer })
+        Ok(Self { buffer, halves })
+    }
+
+    /// Whether f16 holds the book of the pages of a layout as it is.
+    pub(crate) fn halves(&self, layout: &PageLayout) -> bool {
+        self.halves.contains(&(layout.scheme().family, layout.bits()))
     }
 
     /// The books.

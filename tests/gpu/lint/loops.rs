@@ -9,8 +9,9 @@ use naga::{
     Module, Statement, StorageAccess, StructMember, TypeInner,
 };
 
-/// Parameters that loops step by; the host never makes them 0 (`src/attention/gpu/block.rs`).
-const STEPS: [&str; 1] = ["groups"];
+/// Parameters that loops step by; the host never makes them 0 (`src/attention/gpu/block.rs`,
+/// `src/attention/gpu/plain.rs`).
+const STEPS: [&str; 2] = ["groups", "span"];
 
 type Expressions = BTreeSet<Handle<Expression>>;
 type Locals = BTreeSet<Handle<LocalVariable>>;

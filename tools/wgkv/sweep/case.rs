@@ -159,8 +159,13 @@ impl Case {
         ]
     }
 
-    /// What distinguishes a curve over tokens from another.
+    /// What distinguishes a curve over tokens of a row from another.
     pub fn curve(&self) -> String {
+        self.kind() + &format!(" {}x{}x{}", self.shape.batch, self.shape.heads, self.shape.dim)
+    }
+
+    /// What is done, whatever the shape.
+    pub fn kind(&self) -> String {
         let mut name = self.method.name().to_string();
         if let Some(Packing { keys, values, profile, .. }) = &self.pages_of {
             let (k, v) = (keys.bits().get(), values.bits().get());
@@ -173,6 +178,6 @@ impl Case {
         if let Some(group) = self.group {
             name += &format!(" x{group}");
         }
-        name + &format!(" {}x{}x{}", self.shape.batch, self.shape.heads, self.shape.dim)
+        name
     }
 }

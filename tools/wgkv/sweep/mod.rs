@@ -81,7 +81,7 @@ pub struct SweepArgs {
     /// Time every kernel of a case on its own too
     #[arg(long)]
     pub stages: bool,
-    /// Folder for sweep.jsonl, sweep.csv, time.svg, bytes.svg and roofline.svg
+    /// Folder for sweep.jsonl, sweep.csv, time.svg, linear.svg, bytes.svg and roofline.svg
     #[arg(short, long, value_name = "FOLDER")]
     pub output: Option<PathBuf>,
 }

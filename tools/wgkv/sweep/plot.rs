@@ -18,7 +18,7 @@ fn fault(path: &Path, error: &dyn std::fmt::Display) -> Fail {
     Fail::input(format!("{}: {error}", path.display()))
 }
 
-/// Writes `time.svg`, `bytes.svg` and `roofline.svg` into a folder.
+/// Writes `time.svg`, `linear.svg`, `bytes.svg` and `roofline.svg` into a folder.
 pub fn plots(folder: &Path, lines: &[Line]) -> Result<(), Fail> {
     let curves = |value: &dyn Fn(&Line) -> f64| {
         let mut curves = Curves::new();
@@ -30,6 +30,13 @@ pub fn plots(folder: &Path, lines: &[Line]) -> Result<(), Fail> {
     };
     let time = curves(&|line| line.median * 1e3);
     draw(&folder.join("time.svg"), ["tokens a row", "milliseconds"], &time, &[])?;
+    // However the tokens are spread over sequences and heads.
+    let mut all = Curves::new();
+    for line in lines {
+        let tokens = (line.case.shape.rows() * line.case.shape.tokens) as f64;
+        all.entry(line.case.kind()).or_default().push((tokens, line.median * 1e3));
+    }
+    draw(&folder.join("linear.svg"), ["tokens of all rows", "milliseconds"], &all, &[])?;
     let bytes = curves(&|line| line.case.bytes() as f64 / f64::from(1 << 20));
     draw(&folder.join("bytes.svg"), ["tokens a row", "MiB moved"], &bytes, &[])?;
     let mut points = Curves::new();

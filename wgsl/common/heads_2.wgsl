@@ -1,0 +1,54 @@
+// What a workgroup answers together: two queries of one row. See heads_4.wgsl.
+
+alias Real = vec2<f32>;
+alias Whole = vec2<u32>;
+alias Flag = vec2<bool>;
+
+const HEADS: u32 = 2u;
+const HEADS_NOWHERE: u32 = 0xffffffffu;
+const HEADS_FOURS: u32 = HEAD_DIM / 2u;
+
+// Four channels of the queries, two a part.
+struct HeadsQuery {
+    a: vec4<f32>,
+    b: vec4<f32>,
+}
+
+var<workgroup> heads_shown: array<vec4<f32>, HEADS_PARTS * HEADS_FOURS>;
+
+fn heads_numbers() -> Whole {
+    return vec2<u32>(0u, 1u);
+}
+
+fn heads_any(flag: Flag) -> bool {
+    return any(flag);
+}
+
+fn heads_prepared(at: Whole) -> Whole {
+    return vec2<u32>(prepared[at.x], prepared[at.y]);
+}
+
+fn heads_four(first: Whole, i: u32) -> vec4<f32> {
+    let at = first + 2u * i;
+    return bitcast<vec4<f32>>(vec4<u32>(heads_prepared(at), heads_prepared(at + 1u)));
+}
+
+fn heads_query(c: u32) -> HeadsQuery {
+    return HeadsQuery(heads_shown[c >> 1u], heads_shown[(c >> 1u) + 1u]);
+}
+
+fn heads_dot(start: Real, query: HeadsQuery, row: vec4<f32>) -> Real {
+    var sum = start + query.a.xy * row.x;
+    sum += query.a.zw * row.y;
+    sum += query.b.xy * row.z;
+    return sum + query.b.zw * row.w;
+}
+
+fn heads_store(place: Whole, channel: u32, value: Real) {
+    if place.x != HEADS_NOWHERE {
+        partials[place.x + channel] = value.x;
+    }
+    if place.y != HEADS_NOWHERE {
+        partials[place.y + channel] = value.y;
+    }
+}

@@ -1,0 +1,199 @@
+// Plain books before the workgroup, as f16, which holds them exactly; and the indices of pages that they
+// decode. Needs element.wgsl and attend.wgsl.
+//
+// Wants SOFTMAX_LANES, KEY_BITS, VALUE_BITS; packed_key_row and packed_value_row (row) -> vec4<f32>, four numbers of the books; plain_key
+// and plain_value (slab, at) -> u32, a word of keys or values.
+
+const PLAIN_SHARED: bool = KEY_BITS == VALUE_BITS;
+
+const KEY_ROWS: u32 = select(256u, 64u, KEY_BITS == 3u);
+const VALUE_ROWS: u32 = select(256u, 64u, VALUE_BITS == 3u);
+const KEY_ONES: u32 = select(1u, KEY_ROWS, KEY_BITS > 2u);
+const KEY_TWOS: u32 = select(1u, KEY_ROWS, KEY_BITS == 2u);
+const KEY_FOURS: u32 = select(1u, KEY_ROWS, KEY_BITS == 1u);
+const VALUE_ONES: u32 = select(1u, VALUE_ROWS, VALUE_BITS > 2u && !PLAIN_SHARED);
+const VALUE_TWOS: u32 = select(1u, VALUE_ROWS, VALUE_BITS == 2u && !PLAIN_SHARED);
+const VALUE_FOURS: u32 = select(1u, VALUE_ROWS, VALUE_BITS == 1u && !PLAIN_SHARED);
+
+var<workgroup> plain_key_one: array<u32, KEY_ONES>;
+var<workgroup> plain_key_two: array<vec2<u32>, KEY_TWOS>;
+var<workgroup> plain_key_four: array<vec4<u32>, KEY_FOURS>;
+var<workgroup> plain_value_one: array<u32, VALUE_ONES>;
+var<workgroup> plain_value_two: array<vec2<u32>, VALUE_TWOS>;
+var<workgroup> plain_value_four: array<vec4<u32>, VALUE_FOURS>;
+
+fn plain_pair(pair: vec2<f32>) -> u32 {
+    let bits = bitcast<vec2<u32>>(pair);
+    return element_half(bits.x) | (element_half(bits.y) << 16u);
+}
+
+fn plain_halves(low: vec4<f32>, high: vec4<f32>) -> vec4<u32> {
+    return vec4<u32>(
+        plain_pair(low.xy), plain_pair(low.zw), plain_pair(high.xy), plain_pair(high.zw));
+}
+
+// Row `row` of the book of keys as f16: a row of 2 channels in x, of 4 in xy.
+fn plain_key_row(row: u32) -> vec4<u32> {
+    if KEY_BITS == 1u {
+        return plain_halves(packed_key_row(2u * row), packed_key_row(2u * row + 1u));
+    } else if KEY_BITS == 2u {
+        return plain_halves(packed_key_row(row), vec4<f32>(0.0));
+    }
+    let pairs = packed_key_row(row >> 1u);
+    return plain_halves(select(pairs, pairs.zwxy, (row & 1u) == 1u), vec4<f32>(0.0));
+}
+
+fn plain_value_row(row: u32) -> vec4<u32> {
+    if VALUE_BITS == 1u {
+        return plain_halves(packed_value_row(2u * row), packed_value_row(2u * row + 1u));
+    } else if VALUE_BITS == 2u {
+        return plain_halves(packed_value_row(row), vec4<f32>(0.0));
+    }
+    let pairs = packed_value_row(row >> 1u);
+    return plain_halves(select(pairs, pairs.zwxy, (row & 1u) == 1u), vec4<f32>(0.0));
+}
+
+// Puts the books before the workgroup. A barrier must follow.
+fn plain_books(lane: u32) {
+    for (var i = lane; i < KEY_ROWS; i += SOFTMAX_LANES) {
+        let row = plain_key_row(i);
+        if KEY_BITS == 1u {
+            plain_key_four[i] = row;
+        } else if KEY_BITS == 2u {
+            plain_key_two[i] = row.xy;
+        } else {
+            plain_key_one[i] = row.x;
+        }
+    }
+    if PLAIN_SHARED {
+        return;
+    }
+    for (var i = lane; i < VALUE_ROWS; i += SOFTMAX_LANES) {
+        let row = plain_value_row(i);
+        if VALUE_BITS == 1u {
+            plain_value_four[i] = row;
+        } else if VALUE_BITS == 2u {
+            plain_value_two[i] = row.xy;
+        } else {
+            plain_value_one[i] = row.x;
+        }
+    }
+}
+
+fn plain_pairs(a: u32, b: u32, c: u32, d: u32) -> AttendPiece {
+    return AttendPiece(
+        vec4<f32>(unpack2x16float(a), unpack2x16float(b)),
+        vec4<f32>(unpack2x16float(c), unpack2x16float(d)),
+    );
+}
+
+// Eight channels of a key, given their indices, lowest bits first.
+fn plain_key_piece(code: u32) -> AttendPiece {
+    if KEY_BITS == 1u {
+        let row = plain_key_four[code];
+        return plain_pairs(row.x, row.y, row.z, row.w);
+    } else if KEY_BITS == 2u {
+        let low = plain_key_two[code & 255u];
+        let high = plain_key_two[code >> 8u];
+        return plain_pairs(low.x, low.y, high.x, high.y);
+    } else if KEY_BITS == 3u {
+        return plain_pairs(
+            plain_key_one[code & 63u],
+            plain_key_one[(code >> 6u) & 63u],
+            plain_key_one[(code >> 12u) & 63u],
+            plain_key_one[code >> 18u],
+        );
+    }
+    return plain_pairs(
+        plain_key_one[code & 255u],
+        plain_key_one[(code >> 8u) & 255u],
+        plain_key_one[(code >> 16u) & 255u],
+        plain_key_one[code >> 24u],
+    );
+}
+
+// Eight channels of a value.
+fn plain_value_piece(code: u32) -> AttendPiece {
+    if PLAIN_SHARED {
+        return plain_key_piece(code);
+    } else if VALUE_BITS == 1u {
+        let row = plain_value_four[code];
+        return plain_pairs(row.x, row.y, row.z, row.w);
+    } else if VALUE_BITS == 2u {
+        let low = plain_value_two[code & 255u];
+        let high = plain_value_two[code >> 8u];
+        return plain_pairs(low.x, low.y, high.x, high.y);
+    } else if VALUE_BITS == 3u {
+        return plain_pairs(
+            plain_value_one[code & 63u],
+            plain_value_one[(code >> 6u) & 63u],
+            plain_value_one[(code >> 12u) & 63u],
+            plain_value_one[code >> 18u],
+        );
+    }
+    return plain_pairs(
+        plain_value_one[code & 255u],
+        plain_value_one[(code >> 8u) & 255u],
+        plain_value_one[(code >> 16u) & 255u],
+        plain_value_one[code >> 24u],
+    );
+}
+
+// The indices of 8 channels out of those of 32, which are the first KEY_BITS words of `words`.
+fn plain_code(words: vec4<u32>, piece: u32) -> u32 {
+    if KEY_BITS == 1u {
+        return (words.x >> (8u * piece)) & 255u;
+    } else if KEY_BITS == 2u {
+        return (select(words.x, words.y, piece > 1u) >> (16u * (piece & 1u))) & 0xffffu;
+    } else if KEY_BITS == 3u {
+        let base = select(select(words.z, words.y, piece == 2u), words.x, piece < 2u);
+        let next = select(words.z, words.y, piece == 1u);
+        switch piece {
+            case 0u: {
+                return base & 0xffffffu;
+            }
+            case 1u: {
+                return ((base >> 24u) | (next << 8u)) & 0xffffffu;
+            }
+            case 2u: {
+                return ((base >> 16u) | (next << 16u)) & 0xffffffu;
+            }
+            default: {
+                return base >> 8u;
+            }
+        }
+    }
+    return select(
+        select(words.x, words.y, piece == 1u), select(words.z, words.w, piece == 3u), piece > 1u);
+}
+
+// The words that hold the indices of part `part` of a value, counted over the tokens of a page that
+// starts at word `at`.
+fn plain_value_words(slab: u32, at: u32, part: u32) -> vec2<u32> {
+    if VALUE_BITS == 1u {
+        return vec2<u32>(plain_value(slab, at + (part >> 1u)), 0u);
+    } else if VALUE_BITS == 2u {
+        return vec2<u32>(plain_value(slab, at + part), 0u);
+    } else if VALUE_BITS == 3u {
+        let first = at + ((3u * part) >> 1u);
+        return vec2<u32>(plain_value(slab, first), plain_value(slab, first + 1u));
+    }
+    return vec2<u32>(
+        plain_value(slab, at + 2u * part), plain_value(slab, at + 2u * part + 1u));
+}
+
+// The indices of the first and the last 8 channels of a part out of its words, `odd` being whether its
+// number is.
+fn plain_value_codes(words: vec2<u32>, odd: bool) -> vec2<u32> {
+    if VALUE_BITS == 1u {
+        let half = select(words.x, words.x >> 16u, odd);
+        return vec2<u32>(half & 255u, (half >> 8u) & 255u);
+    } else if VALUE_BITS == 2u {
+        return vec2<u32>(words.x & 0xffffu, words.x >> 16u);
+    } else if VALUE_BITS == 3u {
+        let low = select(words.x, (words.x >> 16u) | (words.y << 16u), odd);
+        let high = select(words.y, words.y >> 16u, odd);
+        return vec2<u32>(low & 0xffffffu, ((low >> 24u) | (high << 8u)) & 0xffffffu);
+    }
+    return words;
+}
