@@ -43,6 +43,7 @@ pub use case::Case;
 pub use checks::{Outcome, Worst};
 pub use faults::with_faults;
 pub use report::{KernelReport, Report, StageReport};
+#[cfg(not(target_arch = "wasm32"))]
 pub use run::wait;
 pub use suite::{Config, Suite, stages};
 
