@@ -176,7 +176,7 @@ fn drivers(os: &str) -> &'static str {
              driver has neither Vulkan nor Direct3D 12. Over remote desktop the GPU may be hidden."
         }
         "android" => "Vulkan 1.1 or later comes with the system or not at all.",
-        _ => "To use a GPU install its Vulkan driver.",
+        _ => "To use a GPU install the Vulkan driver of its maker.",
     }
 }
 
