@@ -96,8 +96,8 @@ console.log(`a bad file: ${await tab.textContent("#compress-status")}`);
 
 await tab.fill("#cases", "1");
 await tab.click("#conform button");
-await tab.waitForFunction(() => window.report || document.querySelector("#conform-status.fault"), null, { timeout: 900_000 });
-const report = await tab.evaluate(() => window.report);
+await tab.waitForFunction(() => window.conformance || document.querySelector("#conform-status.fault"), null, { timeout: 900_000 });
+const report = await tab.evaluate(() => window.conformance);
 assert.ok(report, await tab.textContent("#conform-status"));
 for (const stage of report.stages) if (stage.failure) console.error(`${stage.stage}: ${stage.failure}`);
 await tab.screenshot({ path: join(pictures, "light.png"), fullPage: true });

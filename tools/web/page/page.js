@@ -212,9 +212,9 @@ const start = async () => {
     });
     job("conform", async () => {
         const text = await lab.conform(Number(at("cases").value), progress("conform"));
-        window.report = JSON.parse(text);
-        showReport(window.report);
-        say("conform-status", window.report.passed ? "Passed." : "Failed: please send the report in.", !window.report.passed);
+        window.conformance = JSON.parse(text);
+        showReport(window.conformance);
+        say("conform-status", window.conformance.passed ? "Passed." : "Failed: please send the report in.", !window.conformance.passed);
     });
     document.body.dataset.ready = "yes";
 };

@@ -134,15 +134,14 @@ impl<'a> Job<'a> {
         preset: &'a Preset,
         budget: u32,
     ) -> Result<Self, String> {
-        let codec = |dim, bits| {
-            let scheme = preset.profile.scheme(bits);
+        let codec = |dim, scheme| {
             let codec = Codec::with("head dim", dim, scheme, preset.chunk, Codebook::builtin())?;
             nsnquant::DeviceCodec::new(device.context(), codec)
         };
-        let codecs =
-            [(&layer.keys, preset.k_bits), (&layer.values, preset.v_bits)].map(|(tensor, bits)| {
-                codec(tensor.shape[3], bits).map_err(|e| format!("{}: {e}", tensor.name))
-            });
+        let [of_keys, of_values] = preset.profile.schemes(preset.k_bits, preset.v_bits, None);
+        let codecs = [(&layer.keys, of_keys), (&layer.values, of_values)].map(|(tensor, scheme)| {
+            codec(tensor.shape[3], scheme).map_err(|e| format!("{}: {e}", tensor.name))
+        });
         let [keys, values] = codecs;
         let config =
             EvictConfig { sinks: preset.sinks as u32, ..EvictConfig::new(Budget::Uniform(budget)) };
