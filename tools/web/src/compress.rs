@@ -139,9 +139,10 @@ impl<'a> Job<'a> {
             nsnquant::DeviceCodec::new(device.context(), codec)
         };
         let [of_keys, of_values] = preset.profile.schemes(preset.k_bits, preset.v_bits, None);
-        let codecs = [(&layer.keys, of_keys), (&layer.values, of_values)].map(|(tensor, scheme)| {
-            codec(tensor.shape[3], scheme).map_err(|e| format!("{}: {e}", tensor.name))
-        });
+        let codecs =
+            [(&layer.keys, of_keys), (&layer.values, of_values)].map(|(tensor, scheme)| {
+                codec(tensor.shape[3], scheme).map_err(|e| format!("{}: {e}", tensor.name))
+            });
         let [keys, values] = codecs;
         let config =
             EvictConfig { sinks: preset.sinks as u32, ..EvictConfig::new(Budget::Uniform(budget)) };
