@@ -38,7 +38,7 @@ pub struct CacheConfig {
     pub rope: Option<Rope>,
     /// Seed of the signs that the channels of keys and of values get before they are transformed
     /// ([`Scheme::signs`](crate::layout::Scheme::signs)), one seed for both; `None` for no signs, as
-    /// presets have it: what they are worth on a model has not been measured.
+    /// presets have it: on the texts of `tools/eval` they change nothing that can be told.
     pub signs: Option<u32>,
     /// Tokens of a chunk (the paper's residual length; 64, and 128 advised at 1 bit).
     pub chunk: usize,

@@ -32,7 +32,7 @@
 //! | [`BITS_1_75`](crate::layout::Preset::BITS_1_75), decoded rows, other gains | 2, 1 bits | +6.5 ±0.8 % | +64 % |
 //! | [`BITS_2_25`](crate::layout::Preset::BITS_2_25) | 2, 2 bits | +3.1 ±0.5 % | +37 % |
 //! | [`BITS_2_75`](crate::layout::Preset::BITS_2_75), the default | 3, 2 bits | +1.2 ±0.4 % | +7.0 % |
-//! | [`BITS_4_25`](crate::layout::Preset::BITS_4_25) | 4, 4 bits | +0.1 ±0.1 % | +1.7 %, other gains |
+//! | [`BITS_4_25`](crate::layout::Preset::BITS_4_25) | 4, 4 bits | +0.1 ±0.1 % | +1.9 %, decoded rows, unbiased keys |
 //! | [`Profile::Paper`](crate::layout::Profile::Paper), 2.4 with scales and means | 2, 2 bits | +5.7 ±0.7 % | |
 //! | the method as described ([`Profile::Compat`](crate::layout::Profile::Compat)), 2 bits, 2.75 with scales and means | 2, 2 bits | +5.3 % | +80 % |
 //! | the same with nothing raw | 2, 2 bits | +14.5 % | +53 % |
@@ -52,7 +52,7 @@
 //! 1, 1 bits without a key scale make it useless (perplexity x 2.5).
 //!
 //! Keys keep their norm. Unbiased keys ([`Gain`](crate::layout::Gain)) cost more on text where bits are few
-//! (+4.2 % with 2, 2 bits) and less in the copy test (+4.4 % by default, +25 % with 2, 2 bits).
+//! (+4.2 % with 2, 2 bits) and less in the copy test (+4.2 % with 3, 2 bits, +24 % with 2, 2 bits), as decoded rows.
 //!
 //! `tools/eval/README.md` says how that was measured, with standard errors, and has what has been
 //! measured since. Loss in perplexity on plain text falls fast with bits; what a model must find again
@@ -64,7 +64,7 @@
 //! # Raw rows
 //!
 //! Attention leans on the first tokens and on the newest ones. With 4 sinks and 16 recent rows raw the
-//! default costs 1.4 %, with none 4.5 % (unbiased keys, `tuned-k3v2 tuned-k3v2@s0w0`). They take 16 bits an
+//! default costs 1.4 %, with none 4.5 %, both with unbiased keys, which the packed form no longer has. They take 16 bits an
 //! element, as does the tail of less than a chunk: `(sinks + recent + chunk / 2) * 16` bits a channel
 //! and head on average, which is 1 % of the bits at 32,768 tokens by default and 40 % at 512. A
 //! draft that is rejected costs nothing as long as it lies in the recent rows; one that reaches into a

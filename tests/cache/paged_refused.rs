@@ -84,10 +84,10 @@ fn rows_that_the_device_cannot_bind_are_refused_before_they_are_booked() {
     let Ok(tokens) = u32::try_from(allowed / (2 * 2 * 64) + 1) else { return };
     let parts = [Part { sequence, tokens }];
     let step = twin.gpu.step(&Operation::Append { parts: &parts, flush: true });
-    // A device that binds more than the budget holds is not what refuses them.
+    // A device that binds more than WebGPU promises may bind more than the budget holds.
     let bound = matches!(step, Err(Error::DeviceLimit { argument: "keys", .. }));
     let held = matches!(step, Err(Error::OutOfBudget { needed, available }) if needed > available);
-    assert!(bound || held, "{step:?}");
+    assert!(bound || allowed > 1 << 27 && held, "{step:?}");
     twin.check_account();
     twin.add(&[(0, 3)], false, true).unwrap();
     twin.check(0);

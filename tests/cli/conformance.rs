@@ -78,6 +78,7 @@ fn bad_flags_are_answered_like_help() {
         (&["--seed", "9007199254740992"], &["seed", "9007199254740991"]),
         (&["--cases", "many"], &["--cases", "many"]),
         (&["--cases", "1", "--time", "1"], &["--time"]),
+        (&["--time", "0"], &["--time", "0"]),
         (&["--case", "x.json", "--seed", "1"], &["--case"]),
     ] {
         let run = wgkv([&["conformance"], args].concat());

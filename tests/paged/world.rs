@@ -695,6 +695,10 @@ fn close_rows(ours: &[f32], theirs: &[f32], d: usize) {
         far += usize::from(error > 1e-2 * norm(b) + 1e-6);
     }
     // A factor of a key scale or a mean that fell otherwise moves all rows of a page by a step of
-    // f16, so that more than one of them may take another code.
-    assert!(far <= 2 + theirs.len() / d / 10, "{far} of {} rows differ", theirs.len() / d);
+    // f16, so that more than one of them may take another code, as 2 of 17 did on an NVIDIA H200.
+    // Software devices round nearly as the host does.
+    let rows = theirs.len() / d;
+    let kind = crate::support::context().device().adapter_info().device_type;
+    let allowed = if kind == wgkv::wgpu::DeviceType::Cpu { 1 + rows / 50 } else { 2 + rows / 10 };
+    assert!(far <= allowed, "{far} of {rows} rows differ");
 }

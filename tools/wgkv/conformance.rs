@@ -21,7 +21,7 @@ pub struct ConformanceArgs {
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
     /// Seconds of random cases, instead of a number of them
-    #[arg(long, value_name = "SECONDS", conflicts_with = "cases")]
+    #[arg(long, value_name = "SECONDS", conflicts_with = "cases", value_parser = clap::value_parser!(u64).range(1..))]
     pub time: Option<u64>,
     /// Only stages whose name begins like this, as in nestedkv,attention/raw
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "case")]
@@ -68,6 +68,9 @@ pub fn run(args: &ConformanceArgs, common: &Common) -> Result<(), Fail> {
     }
     if report.passed() {
         return Ok(());
+    }
+    if report.stages.iter().all(|stage| stage.cases == 0) {
+        return Err(Fail { code: 1, message: "no case ran".into(), limit: false });
     }
     let failed: Vec<&str> =
         report.stages.iter().filter(|s| s.failure.is_some()).map(|s| s.stage).collect();

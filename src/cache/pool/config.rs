@@ -33,7 +33,7 @@ pub struct PoolConfig {
     pub rope: Option<Rope>,
     /// Seed of the signs that the channels of keys and of values get before they are transformed
     /// ([`Scheme::signs`](crate::layout::Scheme::signs)), one seed for both; `None` for no signs, as
-    /// presets have it: what they are worth on a model has not been measured.
+    /// presets have it: on the texts of `tools/eval` they change nothing that can be told.
     pub signs: Option<u32>,
     /// Whether packed keys of a head are under a key scale of its own
     /// ([`key_scale`](crate::nsnquant::key_scale)), one f16 a channel in its sink page. It is fixed
