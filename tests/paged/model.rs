@@ -294,3 +294,21 @@ impl Contents {
         pages
     }
 }
+
+/// Checks that rows agree to rounding, but for a few that were packed with another code.
+pub fn close_rows(ours: &[f32], theirs: &[f32], d: usize) {
+    let norm = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let mut far = 0;
+    for (a, b) in ours.chunks(d).zip(theirs.chunks(d)) {
+        let error = norm(&a.iter().zip(b).map(|(a, b)| a - b).collect::<Vec<_>>());
+        assert!(error <= 0.8 * norm(b) + 1e-6, "{error} of {}", norm(b));
+        far += usize::from(error > 1e-2 * norm(b) + 1e-6);
+    }
+    // A factor of a key scale or a mean that fell otherwise moves all rows of a page by a step of
+    // f16, so that more than one of them may take another code, as 2 of 17 did on an NVIDIA H200.
+    // Software devices round nearly as the host does.
+    let rows = theirs.len() / d;
+    let kind = crate::support::context().device().adapter_info().device_type;
+    let allowed = if kind == wgkv::wgpu::DeviceType::Cpu { 1 + rows / 50 } else { 2 + rows / 10 };
+    assert!(far <= allowed, "{far} of {rows} rows differ");
+}
