@@ -148,7 +148,7 @@ pub enum Error {
     /// The host has not the memory for something.
     #[error("there is no memory for {argument}, {needed} bytes")]
     OutOfHostMemory {
-        /// What.
+        /// What there is no memory for.
         argument: &'static str,
         /// Bytes of it.
         needed: u64,
@@ -156,7 +156,7 @@ pub enum Error {
     /// Something of one cache, or on one device, was given to another.
     #[error("{argument} belongs to another {owner}")]
     Foreign {
-        /// What.
+        /// What belongs elsewhere.
         argument: &'static str,
         /// To what it belongs.
         owner: &'static str,
@@ -196,7 +196,7 @@ pub enum Error {
     /// Something was to be continued that has been declared finished.
     #[error("{argument} was already finished")]
     Finished {
-        /// What.
+        /// What has ended already.
         argument: &'static str,
     },
     /// More tokens were to be dropped than there are.
@@ -234,7 +234,7 @@ pub enum Error {
     /// Something needs a prompt that is declared finished.
     #[error("{argument} is not finished in layer {layer}")]
     Unfinished {
-        /// What.
+        /// What has not ended yet.
         argument: &'static str,
         /// First layer where it is not.
         layer: usize,
@@ -260,9 +260,9 @@ pub enum Error {
         argument: &'static str,
         /// Place of the sequence in the list.
         index: usize,
-        /// The layer.
+        /// Number of the layer, from 0.
         layer: usize,
-        /// The head.
+        /// Number of the KV head, from 0.
         head: usize,
         /// Rows that are held.
         got: u32,

@@ -52,13 +52,13 @@ pub struct PackedView<'a> {
 /// sequence, H being the KV heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Queries<'a> {
-    /// The elements.
+    /// The elements, `[batch, heads, tokens, head_dim]`.
     pub data: Elements<'a>,
-    /// Sequences.
+    /// Sequences of the batch.
     pub batch: usize,
-    /// Query heads.
+    /// Query heads of a sequence, a multiple of its KV heads.
     pub heads: usize,
-    /// Query tokens.
+    /// Query tokens of a sequence.
     pub tokens: usize,
     /// Channels; those of the keys.
     pub head_dim: usize,

@@ -37,7 +37,7 @@ pub struct FetchRows {
     pub from: PageId,
     /// First row of the tensor.
     pub to: u32,
-    /// Rows.
+    /// Rows to copy.
     pub rows: u32,
     /// Number of the key scale that the page is packed under, if there are any.
     pub scale: u32,
@@ -47,9 +47,9 @@ pub struct FetchRows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ScaleRow {
-    /// The sink page.
+    /// The sink page that holds the scale.
     pub page: PageId,
-    /// Row of the list.
+    /// Its row in the list `[rows, head_dim]`.
     pub row: u32,
 }
 
@@ -235,9 +235,9 @@ pub(super) fn same_pages(a: &Tables, b: &Tables) -> bool {
 /// What a page holds beside the rows of these sequences is of no meaning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exported {
-    /// The tables.
+    /// The tables of the sequences.
     pub snapshot: Snapshot,
-    /// The pages.
+    /// Bytes of the pages, `[layers]` by class ([`PageClass::index`]), `[pages, words]` each.
     pub pages: Vec<[Vec<u8>; 3]>,
 }
 

@@ -22,7 +22,7 @@ impl Worst {
     }
 }
 
-/// What came of a case.
+/// What came of a case: how much was compared, and what failed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Numbers compared.

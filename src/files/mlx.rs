@@ -20,9 +20,9 @@ use crate::shape::Dtype;
 /// Versions of mlx-lm by the files that they read and write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MlxLm {
-    /// Up to 0.31.
+    /// mlx-lm up to 0.31: tensors as long as their tokens.
     V0_31,
-    /// 0.32 and later.
+    /// mlx-lm from 0.32 on: all of a cache's memory, and how many tokens are in it.
     #[default]
     V0_32,
 }
@@ -30,16 +30,16 @@ pub enum MlxLm {
 /// Keys and values of one layer, `[B, H, N, D]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptLayer {
-    /// The keys.
+    /// Keys `[B, H, N, D of keys]`, the batch outermost.
     pub keys: Data,
-    /// The values.
+    /// Values `[B, H, N, D of values]`.
     pub values: Data,
 }
 
 /// A prompt cache of mlx-lm in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptCache {
-    /// Sequences.
+    /// Sequences of equal length.
     pub batch: usize,
     /// KV heads of a layer.
     pub heads: usize,
@@ -49,7 +49,7 @@ pub struct PromptCache {
     pub head_dim_k: usize,
     /// Channels of a value.
     pub head_dim_v: usize,
-    /// The layers.
+    /// Keys and values of each layer, in order.
     pub layers: Vec<PromptLayer>,
     /// The user's own metadata.
     pub metadata: BTreeMap<String, String>,

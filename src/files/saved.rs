@@ -194,7 +194,7 @@ impl<'a> Saved<'a> {
         Self::new(config, codebook, exported.snapshot, pages)
     }
 
-    /// The tables.
+    /// The tables of the sequences in the file.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
@@ -210,7 +210,7 @@ impl<'a> Saved<'a> {
         self.pages.iter().map(|pages| pages.each_ref().map(|bytes| &**bytes)).collect()
     }
 
-    /// The file's bytes.
+    /// The whole file, a `wgkv-sequences` safetensors file with its checksum.
     pub fn to_bytes(&self) -> Vec<u8> {
         let (header, lists) = self.header();
         let pages: usize = self.pages.iter().flatten().map(|bytes| bytes.len()).sum();

@@ -50,11 +50,11 @@ pub(crate) use params;
 /// of them wrong. Exact for every 32-bit dividend (Granlund and Montgomery 1994, figure 4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Magic {
-    /// The multiplier.
+    /// Factor whose product's upper word is taken.
     pub multiplier: u32,
-    /// First shift: 0 for a divisor of 1, else 1.
+    /// First shift, in bits: 0 for a divisor of 1, else 1.
     pub shift1: u32,
-    /// Second shift.
+    /// Second shift, in bits.
     pub shift2: u32,
 }
 

@@ -110,16 +110,16 @@ impl SelfTestPart {
     }
 }
 
-/// An answer that is wrong.
+/// A wrong answer to a question of the self-test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SelfTestFault {
     /// What the device got wrong.
     pub part: SelfTestPart,
     /// The word that it was asked about.
     pub word: u32,
-    /// What it answered.
+    /// The device's answer, as its bits.
     pub got: u32,
-    /// What is right.
+    /// The right answer, as its bits.
     pub expected: u32,
 }
 

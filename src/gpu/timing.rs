@@ -71,7 +71,7 @@ impl Timer {
     }
 }
 
-/// One measured pass.
+/// Time of one measured pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
     /// Label of the mark.

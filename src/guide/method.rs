@@ -47,10 +47,12 @@
 //!
 //! What the library adds to that, each a choice of its own ([`Scheme`](crate::layout::Scheme)):
 //!
-//! - **books of 1, 2, 3 and 4 bits** whose entries have lengths of their own, so that keys and values can have
-//!   different rates;
+//! - **books of 1, 2, 3 and 4 bits** whose entries have lengths of their own ("plain" or free-norm books; the
+//!   published method has "unit" books of 1 and 2 bits, whose entries all have one length), so that keys and values
+//!   can have different rates;
 //! - a **gain** folded into s2: values come back without bias, keys with their length;
-//! - **scales and means in 4 bits**, each stored before the next step is computed with what was stored;
+//! - **scales and means in 4 bits**, in closed loop: each is stored before the next step is computed, with what
+//!   was stored, so that later steps make up for its rounding;
 //! - the **mean in the transformed domain**, where a few large channels are spread over all;
 //! - **key scales**: a factor for each channel of a head, fixed from its first chunks. Keys are divided by it,
 //!   queries multiplied;

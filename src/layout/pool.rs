@@ -53,7 +53,7 @@ impl PageId {
         Self(number)
     }
 
-    /// The number.
+    /// The page's number in its pool and class; `u32::MAX` for none.
     pub const fn get(self) -> u32 {
         self.0
     }

@@ -35,15 +35,15 @@ pub struct Tables {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Unit {
-    /// The row.
+    /// The row (member times KV heads plus head).
     pub row: u32,
     /// First page in the list of the class; for sinks the row itself.
     pub first: u32,
-    /// Pages.
+    /// Pages of the unit.
     pub pages: u32,
     /// Rows in these pages.
     pub rows: u32,
-    /// Place of the partial result.
+    /// Number of its partial result.
     pub slot: u32,
 }
 

@@ -74,12 +74,13 @@ impl ScoreConfig {
     }
 }
 
-/// How many tokens stay.
+/// How many tokens of a prompt stay, sinks counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// So many tokens in every row.
+    /// So many tokens in every row (KV head of a sequence).
     Uniform(u32),
-    /// `per_head * heads` tokens in the `heads` rows of each sequence, shared out by score.
+    /// `per_head * heads` tokens in the `heads` rows of each sequence, shared out by score (arXiv
+    /// 2605.26678, appendix A).
     Adaptive {
         /// Tokens a row on average.
         per_head: u32,

@@ -4,6 +4,22 @@
 //! prompt, its block, and the recent window. The highest scores stay; the others are dropped once,
 //! at the end of the prompt. Only keys are looked at.
 //!
+//! # Steps
+//! The score of token `i` of a row of `n` keys `[n, d]`, in the numbers that the stages' modules name
+//! (arXiv 2605.26678; constants in [`ScoreConfig`]):
+//!
+//! 1. `k_i` is divided by `max(|k_i|, 1e-12)`.
+//! 2. Anchors `mu_s`, `mu_e(i)`, `mu_c(i)`: means over the row, over the block of `i`
+//!    ([`block_size_for`]) and over the `window` tokens up to `i`.
+//! 3. Anomalies `-<k_i, mu>` at the three scales.
+//! 4. Each scale is stretched over the row to `[0, 1]`; a span that rounding explains counts as 0.
+//! 5. Gap of a scale: mean of its highest tenth minus mean of its lowest.
+//! 6. Blend: the scales weighed with `softmax(ln prior + beta * gap)`.
+//! 7. Surprise: population standard deviation of the three scales at `i`, stretched over the row, minus
+//!    its mean.
+//! 8. `alpha = sigmoid(kappa * (surprise - tau))`; the score is `(1 - alpha) * blend + alpha * largest
+//!    scale`.
+//!
 //! # Non-finite keys
 //! NaN and Inf are read as 0, and a key row that holds one has score -1, below every other score
 //! (those lie in `[0, 1]`), so it is kept only when nothing else is left.

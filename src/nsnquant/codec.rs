@@ -93,17 +93,17 @@ impl Codec {
         Self::new(PageLayout::with(argument, head_dim, scheme, chunk)?, codebook)
     }
 
-    /// Shape of a page.
+    /// Where codes, scales and means lie in a page, in words.
     pub fn layout(&self) -> &PageLayout {
         &self.layout
     }
 
-    /// The choices.
+    /// The choices that the codec is made of.
     pub fn scheme(&self) -> Scheme {
         self.layout.scheme()
     }
 
-    /// The codebook.
+    /// The codebook that codes are entries of.
     pub fn codebook(&self) -> &Arc<Codebook> {
         &self.codebook
     }

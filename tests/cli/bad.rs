@@ -144,6 +144,11 @@ fn bad_arguments_are_named() {
         ("quantize", &["--codebook", "missing.st"], &["missing.st"]),
         ("quantize", &["--layers", "0,x"], &["--layers", "x"]),
         ("quantize", &["--layers", "7"], &["layers.7", "0"]),
+        ("quantize", &["--layers", "1-3"], &["--layers", "1-3", "whole number"]),
+        ("quantize", &["--sinks", "-1"], &["--sinks", "-1", "0..=4294967295"]),
+        ("quantize", &["--recent", "2.5"], &["--recent", "2.5", "whole number"]),
+        ("evict", &["--keep", "50%"], &["--keep", "50%", "expected a number"]),
+        ("evict", &["--keep", "50"], &["--keep", "50", "fraction"]),
         ("quantize", &["--backend", "cuda"], &["--backend", "cuda"]),
         ("quantize", &["--backend", "cpu", "--adapter", "x"], &["--adapter"]),
         ("quantize", &["--bogus"], &["--bogus"]),
@@ -211,6 +216,47 @@ fn outputs_that_cannot_be_written_are_refused_before_any_work() {
             let run = wgkv(["quantize", input, "-o", out]);
             check_refusal(&run, 2, &words, out);
         }
+    }
+}
+
+#[test]
+fn an_output_that_is_the_input_is_refused() {
+    let folder = Folder::new();
+    let path = folder.write("x.st", &pair([1, 2, 8, 64]).bytes());
+    let whole = std::fs::read(&path).expect("it is there");
+    let own = folder.path(".").join("x.st");
+    for verb in ["score", "evict", "quantize", "compress"] {
+        let line = [verb.as_ref(), path.as_os_str(), "-o".as_ref(), own.as_os_str()];
+        check_refusal(&wgkv(line), 2, &["x.st", "also the input"], verb);
+        assert_eq!(std::fs::read(&path).expect("it is there"), whole, "{verb}");
+    }
+    #[cfg(unix)]
+    {
+        let link = folder.path("y.st");
+        std::os::unix::fs::symlink(&path, &link).expect("a link");
+        let line = ["evict".as_ref(), path.as_os_str(), "-o".as_ref(), link.as_os_str()];
+        check_refusal(&wgkv(line), 2, &["y.st", "also the input"], "a link");
+    }
+}
+
+#[test]
+fn numbers_of_a_sweep_and_files_of_a_case_are_named() {
+    let folder = Folder::new();
+    let file = folder.write("x.st", b"text");
+    let place = file.to_str().expect("a plain path");
+    for (args, words) in [
+        (vec!["sweep", "--tokens", "0"], ["--tokens is 0", "at least 1"]),
+        (vec!["sweep", "--repeats", "0"], ["--repeats is 0", "at least 1"]),
+        (vec!["sweep", "--keep", "nan"], ["--keep is NaN", "fraction"]),
+        (vec!["sweep", "--bits", "3"], ["--profile compat", "bits is 3"]),
+        (vec!["sweep", "--presets", "nan"], ["--presets", "NaN"]),
+        (vec!["sweep", "--tokens", "99999999999999"], ["--tokens 99999999999999", "32-bit"]),
+        (vec!["sweep", "-o", place], ["x.st", "expected a folder"]),
+        (vec!["conformance", "-o", place], ["x.st", "expected a folder"]),
+        (vec!["conformance", "--case", place], ["x.st", "is no case"]),
+        (vec!["conformance", "--case", "none.json"], ["none.json", "no such file"]),
+    ] {
+        check_refusal(&wgkv(&args), 2, &words, &format!("{args:?}"));
     }
 }
 

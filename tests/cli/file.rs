@@ -168,7 +168,7 @@ fn what_is_written_is_read_again() {
     use reader::{Output, Payload};
     let folder = Folder::new();
     let path = folder.path("x.st");
-    let mut output = Output::create(&path).expect("the folder is there");
+    let mut output = Output::create(&path, &[]).expect("the folder is there");
     output.put("a", &[3], Payload::U8(vec![1, 2, 3]));
     output.put("b", &[2], Payload::F32(vec![1.5, f32::NAN]));
     output.put("c", &[1, 1], Payload::F16(vec![f16::from_bits(0x7c01)]));

@@ -1,6 +1,8 @@
 //! What the program says of itself.
 
-use crate::support::wgkv;
+use std::collections::BTreeSet;
+
+use crate::support::{check_refusal, wgkv};
 
 const VERBS: [&str; 12] = [
     "doctor",
@@ -34,6 +36,44 @@ fn every_verb_has_help_with_an_example_and_no_colour_in_a_pipe() {
         }
     }
     assert!(wgkv(["--version"]).stdout.starts_with("wgkv "));
+}
+
+/// Options that a verb of the program has.
+fn options(help: &str) -> BTreeSet<&str> {
+    let lines = help.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
+    lines.filter_map(|line| line.split([' ', ',']).find(|word| word.starts_with("--"))).collect()
+}
+
+#[test]
+fn help_fits_a_screen_and_help_all_has_the_rest() {
+    for verb in VERBS.iter().copied().chain([""]) {
+        let run = |option: &str| wgkv([verb, option].into_iter().filter(|word| !word.is_empty()));
+        let [help, all] = [run("--help"), run("--help-all")];
+        assert_eq!((help.code, all.code, all.stderr.as_str()), (0, 0, ""), "{verb}");
+        assert!(help.stdout.lines().count() <= 33, "{verb}:\n{}", help.stdout);
+        for line in help.stdout.lines().chain(all.stdout.lines()) {
+            assert!(line.chars().count() <= 100, "{verb}: {line}");
+        }
+        let [shown, whole] = [options(&help.stdout), options(&all.stdout)];
+        assert!(shown.is_subset(&whole) && shown.contains("--help-all"), "{verb}: {shown:?}");
+        assert_eq!(help.stdout, run("-h").stdout, "{verb}");
+        for option in ["--window", "--sinks", "--rope-theta", "--codebook"] {
+            let has = whole.contains(option);
+            assert!(verb != "compress" || has && !shown.contains(option), "{verb} {option}");
+        }
+    }
+}
+
+#[test]
+fn refusals_say_what_was_meant_and_where_to_read_on() {
+    for (line, words) in [
+        (["compress", "--kep", "0.5"], ["'--kep'", "'--keep'", "wgkv compress --help"]),
+        (["compres", "x.st", "y.st"], ["'compres'", "'compress'", "wgkv --help"]),
+        (["attend", "x.st", "--json"], ["--output", "not provided", "wgkv attend --help"]),
+        (["sweep", "--methods", "scores"], ["scores", "attend-raw", "wgkv sweep --help"]),
+    ] {
+        check_refusal(&wgkv(line), 2, &words, &format!("{line:?}"));
+    }
 }
 
 #[test]

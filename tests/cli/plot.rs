@@ -85,5 +85,13 @@ fn a_place_for_no_picture_is_refused_before_any_work() {
     let none = folder.path("none/x.svg");
     let args = ["--backend", "cpu", "--plot", none.to_str().expect("a name")];
     folder.refuses("compress", &input, &args, &["none", "cannot be written"]);
+    for name in ["x.png", "x.pdf", "x.st"] {
+        let place = folder.path(name);
+        let args = ["--backend", "cpu", "--plot", place.to_str().expect("a name")];
+        folder.refuses("compress", &input, &args, &[name, "SVG"]);
+    }
+    let link = folder.write("y.svg", &std::fs::read(&input).expect("it is there"));
+    let args = ["--backend", "cpu", "--plot", link.to_str().expect("a name")];
+    folder.refuses("compress", &link, &args, &["y.svg", "input"]);
     assert!(wgkv(["compress", "--help"]).stdout.contains("--plot"));
 }

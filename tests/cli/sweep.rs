@@ -95,6 +95,10 @@ fn a_table_without_colours_and_files_with_plots() {
     for name in ["time.svg", "linear.svg", "bytes.svg", "roofline.svg"] {
         let svg = read(name);
         assert!(svg.starts_with("<svg") && svg.contains("score"), "{name}");
+        // Greys alone: every colour has three equal parts.
+        for colour in svg.split("=\"#").skip(1).map(|rest| &rest[..6]) {
+            assert!(colour[..2] == colour[2..4] && colour[2..4] == colour[4..], "#{colour}");
+        }
     }
 }
 
@@ -102,7 +106,7 @@ fn a_table_without_colours_and_files_with_plots() {
 fn what_no_sweep_can_mean_is_refused() {
     for (args, word) in [
         (["--tokens", "0"], "--tokens"),
-        (["--repeats", "0"], "nothing to time"),
+        (["--repeats", "0"], "--repeats is 0"),
         (["--keep", "1.5"], "--keep"),
         (["--bits", "9"], "--bits"),
         (["--presets", "1"], "target bits"),

@@ -2,17 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Command, Parser, Subcommand, ValueEnum};
 
 use crate::conformance::ConformanceArgs;
 use crate::sweep::SweepArgs;
 
 /// Keeps a transformer's KV cache compressed: evicts tokens (NestedKV), packs those that stay to 1
 /// to 4 bits (NSNQuant) and attends to the packed form, on a GPU or on the CPU.
-///
-/// Files are safetensors. Keys and values are [B, H, N, D] in f32, f16 or bf16, one pair per layer,
-/// named layers.<i>.k and layers.<i>.v (or <i>.0 and <i>.1, as an mlx-lm prompt cache names them);
-/// queries are layers.<i>.q [B, Hq, Nq, D].
 #[derive(Debug, Parser)]
 #[command(
     name = "wgkv",
@@ -21,8 +17,8 @@ use crate::sweep::SweepArgs;
     after_help = "\
 Example: evict half of the tokens, pack the rest and report bytes and errors
   wgkv compress kv.safetensors -o packed.safetensors
-
-Exit codes: 0 done, 1 a check failed, 2 bad input or arguments, 3 no usable adapter or device lost"
+Files are safetensors: layers.<i>.k and .v [B, H, N, D], .q [B, Hq, Nq, D] in f32, f16 or bf16, or
+mlx-lm's prompt caches. Exit codes: 0 done, 1 a check failed, 2 bad input, 3 no adapter or it is lost"
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -34,18 +30,45 @@ pub struct Cli {
 /// Options of every verb.
 #[derive(Args, Debug)]
 pub struct Common {
-    /// Where to compute; auto takes the best adapter (a software one too), else the CPU
-    #[arg(long, global = true, value_enum, default_value = "auto")]
+    /// auto (the best adapter, else the CPU), vulkan, metal, dx12, gl or cpu
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "NAME",
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true,
+        display_order = 900
+    )]
     pub backend: Backend,
     /// Take the adapter whose name contains this
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME", display_order = 901)]
     pub adapter: Option<String>,
-    /// Print one JSON object (replay: one a step, sweep: one a case) on standard output
-    #[arg(long, global = true)]
-    pub json: bool,
     /// Only these layers, as in 0,7,15
-    #[arg(long, global = true, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, global = true, value_name = "LIST", value_delimiter = ',', display_order = 902)]
     pub layers: Option<Vec<u32>>,
+    /// Print one JSON object (replay: one a step, sweep: one a case)
+    #[arg(long, global = true, display_order = 903)]
+    pub json: bool,
+    /// Print help with every option
+    #[arg(long, global = true, action = ArgAction::HelpShort, display_order = 904)]
+    help_all: Option<bool>,
+}
+
+/// The command line's grammar. Help keeps to a screen: `hide` marks what most users never ask for, and
+/// `all` shows that too.
+pub fn grammar(all: bool) -> Command {
+    let command = <Cli as clap::CommandFactory>::command();
+    command.mut_subcommands(|verb| {
+        verb.mut_args(|arg| {
+            // A negative number is refused as a number out of range, not as an option that there is not.
+            let valued = arg.get_long().is_some() && arg.get_action().takes_values();
+            let arg = if valued { arg.allow_negative_numbers(true) } else { arg };
+            let hidden = arg.is_hide_set() && !all;
+            arg.hide(hidden)
+        })
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -121,22 +144,22 @@ A seed, the version and the stage make a case; report/*.case.json runs it again 
 #[derive(Args, Debug)]
 pub struct Scoring {
     /// Tokens of the trailing window
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, hide = true)]
     pub window: u32,
     /// Sharpness of the weights of the three scales
-    #[arg(long, value_name = "X", default_value_t = 3.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 3.0, hide = true)]
     pub beta: f32,
     /// Surprise at which the gate is half open
-    #[arg(long, value_name = "X", default_value_t = 0.6, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.6, hide = true)]
     pub tau: f32,
     /// Steepness of the gate
-    #[arg(long, value_name = "X", default_value_t = 10.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 10.0, hide = true)]
     pub kappa: f32,
     /// Prior weights of the sequence, block and window scale
-    #[arg(long, value_name = "S,E,C", default_value = "0.4,0.4,0.2", value_parser = prior, allow_hyphen_values = true)]
+    #[arg(long, value_name = "S,E,C", default_value = "0.4,0.4,0.2", value_parser = prior, allow_hyphen_values = true, hide = true)]
     pub prior: Prior,
     /// Ignore surprise below the mean (the paper's option)
-    #[arg(long)]
+    #[arg(long, hide = true)]
     pub rectify: bool,
 }
 
@@ -160,13 +183,20 @@ pub struct Keeping {
     #[arg(long, value_name = "N", conflicts_with = "keep")]
     pub budget: Option<u32>,
     /// Fraction of the tokens that stays, above 0 and at most 1 [default: 0.5]
-    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    #[arg(long, value_name = "R")]
     pub keep: Option<f64>,
-    /// The same count for every head, or shared out by score
-    #[arg(long, value_enum, default_value = "uniform")]
+    /// uniform (the same count for every head) or adaptive (by score) [default: uniform]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME",
+        default_value = "uniform",
+        hide_default_value = true,
+        hide_possible_values = true
+    )]
     pub heads: Heads,
     /// Share of its part that every head is sure of (adaptive)
-    #[arg(long, value_name = "A", default_value_t = 0.2, allow_negative_numbers = true)]
+    #[arg(long, value_name = "A", default_value_t = 0.2, hide = true)]
     pub safeguard: f64,
 }
 
@@ -180,19 +210,18 @@ pub enum Heads {
 #[derive(Args, Debug)]
 pub struct Sinks {
     /// First tokens of a sequence that always stay, unpacked
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, hide = true)]
     pub sinks: u32,
 }
 
 /// How keys and values are packed.
 #[derive(Args, Debug)]
 pub struct Packing {
-    /// Pack with the preset of at most this many bits an element, scales and means counted: 1.25,
-    /// 1.75, 2.25, 2.75, 3.25 or 4.25 [default: 2.75, unless --bits or --profile say otherwise]
+    /// At most this many bits an element, scales and means counted: 1.25, 1.75, 2.25, 2.75, 3.25 or
+    /// 4.25 [default: 2.75 without --bits and --profile]
     #[arg(
         long,
         value_name = "X",
-        allow_negative_numbers = true,
         conflicts_with_all = ["bits", "k_bits", "v_bits", "profile", "codebook"]
     )]
     pub target_bits: Option<f64>,
@@ -200,33 +229,32 @@ pub struct Packing {
     #[arg(long, value_name = "B")]
     pub bits: Option<u32>,
     /// Code bits per value of keys [default: --bits, else 2; tuned: 3]
-    #[arg(long, value_name = "B")]
+    #[arg(long, value_name = "B", hide = true)]
     pub k_bits: Option<u32>,
     /// Code bits per value of values [default: --bits, else 2]
-    #[arg(long, value_name = "B")]
+    #[arg(long, value_name = "B", hide = true)]
     pub v_bits: Option<u32>,
     /// Tokens that are packed together [default: 64]
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", hide = true)]
     pub chunk: Option<u32>,
     /// Newest tokens that stay unpacked [default: 16; 64 with --target-bits 1.25]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", hide = true)]
     pub recent: Option<u32>,
-    /// Which form of the method: as it was described; with free-norm books, 4-bit scales and means;
-    /// or as published, with keys packed without their rotary embedding
-    /// [default: compat with --bits, --k-bits, --v-bits, --codebook or --dump-codes, else tuned]
-    #[arg(long, value_enum)]
+    /// compat (16-bit scales and means), tuned (4-bit ones, better codebooks) or paper (as published)
+    /// [default: tuned; compat where bits or a codebook are given]
+    #[arg(long, value_enum, value_name = "NAME", hide_possible_values = true)]
     pub profile: Option<Profile>,
-    /// Whether keys are packed under a scale of each head's channels, fixed from its first chunks
+    /// on or off: pack keys under a scale of each head's channels, fixed from its first chunks
     /// [default: on with the profile tuned, else off]
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, value_name = "S", hide_possible_values = true, hide = true)]
     pub key_scale: Option<Switch>,
     /// Give channels fixed random signs of this seed before they are transformed [default: none]
-    #[arg(long, value_name = "SEED")]
+    #[arg(long, value_name = "SEED", hide = true)]
     pub signs: Option<u32>,
     #[command(flatten)]
     pub rope: RopeArgs,
     /// Codebooks codebook_signed and codebook_magnitude, f32 [256, 8] [default: built in]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide = true)]
     pub codebook: Option<PathBuf>,
 }
 
@@ -235,17 +263,18 @@ pub struct Packing {
 #[derive(Args, Debug)]
 pub struct RopeArgs {
     /// Base of the rotary embedding of the keys, whose packing takes it off; all channels turn
-    #[arg(long, value_name = "BASE", allow_negative_numbers = true)]
+    #[arg(long, value_name = "BASE", hide = true)]
     pub rope_theta: Option<f64>,
     /// The same by its inverse frequencies: a JSON list of numbers, in radians a token; with fewer than
     /// D/2 the last channels do not turn
-    #[arg(long, value_name = "FILE", conflicts_with = "rope_theta")]
+    #[arg(long, value_name = "FILE", conflicts_with = "rope_theta", hide = true)]
     pub rope_frequencies: Option<PathBuf>,
-    /// Which channels turn together: i and i + n of n pairs, or 2i and 2i + 1 [default: halves]
-    #[arg(long, value_enum)]
+    /// Which channels turn together: halves (i and i + n of n pairs) or interleaved (2i and 2i + 1)
+    /// [default: halves]
+    #[arg(long, value_enum, value_name = "NAME", hide_possible_values = true, hide = true)]
     pub rope_pairing: Option<Pairing>,
     /// Keys have no rotary embedding (the profile paper asks for one otherwise)
-    #[arg(long, conflicts_with_all = ["rope_theta", "rope_frequencies"])]
+    #[arg(long, conflicts_with_all = ["rope_theta", "rope_frequencies"], hide = true)]
     pub no_rope: bool,
 }
 
@@ -311,7 +340,7 @@ pub struct BudgetsArgs {
     #[arg(long, value_name = "N")]
     pub total: u64,
     /// Share of its part that every head is sure of
-    #[arg(long, value_name = "A", default_value_t = 0.2, allow_negative_numbers = true)]
+    #[arg(long, value_name = "A", default_value_t = 0.2)]
     pub safeguard: f64,
 }
 
@@ -361,10 +390,10 @@ pub struct CompressArgs {
     pub sinks: Sinks,
     #[command(flatten)]
     pub packing: Packing,
-    /// Judge the outputs with the queries at the end of the sequence, each seeing only what is before
+    /// Judge outputs with the queries at the end of the sequence, each seeing what is before it
     #[arg(long)]
     pub causal: bool,
-    /// Draw kept tokens, scores, errors over positions and bytes by part into this SVG file
+    /// Draw kept tokens, scores, errors and bytes by part into this SVG file
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 }
@@ -381,7 +410,7 @@ pub struct AttendArgs {
     #[arg(long)]
     pub causal: bool,
     /// Factor of the logits [default: 1/sqrt(D) of the keys]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X")]
     pub scale: Option<f32>,
 }
 

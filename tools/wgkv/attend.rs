@@ -144,7 +144,8 @@ pub fn run(args: &AttendArgs, common: &Common) -> Result<(), Fail> {
     let mut queries = Source::open(&args.queries)?;
     let query_kinds = [Kind::Queries, Kind::Dense, Kind::Evicted, Kind::Packed];
     want(&queries, &query_kinds, "queries layers.<i>.q")?;
-    let mut cache = Source::open(args.cache.as_ref().unwrap_or(&args.queries))?;
+    let cache_path = args.cache.as_ref().unwrap_or(&args.queries);
+    let mut cache = Source::open(cache_path)?;
     let kinds = [Kind::Dense, Kind::Evicted, Kind::Packed];
     let kind = want(&cache, &kinds, "a dense, evicted or packed cache")?;
     let with_queries: Vec<_> = layers(&queries, common.layers.as_deref())?
@@ -158,7 +159,7 @@ pub fn run(args: &AttendArgs, common: &Common) -> Result<(), Fail> {
         Kind::Packed => Some(open_packed(&mut cache)?),
         _ => None,
     };
-    let mut output = Output::create(&args.out.output)?;
+    let mut output = Output::create(&args.out.output, &[&args.queries, cache_path])?;
     let engine = Engine::open(common)?;
     let bar = progress(with_queries.len(), "attending");
     let mut rows =

@@ -208,11 +208,16 @@ pub fn run(args: &CompressArgs, common: &Common) -> Result<(), Fail> {
             Dense::check(&source, *layer, names, "q")?;
         }
     }
-    let mut output = Output::create(&args.out.output)?;
+    let mut output = Output::create(&args.out.output, &[&args.input])?;
     let mut picture = None;
     if let Some(path) = &args.plot {
+        let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
+        if ending.is_some_and(|ending| ending != "svg") {
+            let message = "--plot draws SVG, give a name that ends in .svg";
+            return Err(Fail::input(message).at(shown(&path.display().to_string())));
+        }
         // Tried like a file of tensors, before any work is done.
-        Output::create(path)?;
+        Output::create(path, &[&args.input, &args.out.output])?;
         let tokens = |layer: &u32| -> Result<usize, Fail> {
             Ok(source.entry(&format!("layers.{layer}.k"), 4)?.shape[2])
         };

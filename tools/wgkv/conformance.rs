@@ -9,7 +9,7 @@ use wgkv::conformance::{Case, Config, Outcome, Report, StageReport, Suite, stage
 
 use crate::args::Common;
 use crate::engine::{Engine, Gpu};
-use crate::file::{Fail, shown};
+use crate::file::{Fail, make_folder, said, shown};
 use crate::report::{print, progress, say, table};
 
 #[derive(Args, Debug)]
@@ -48,7 +48,7 @@ pub fn run(args: &ConformanceArgs, common: &Common) -> Result<(), Fail> {
         other => other.into(),
     })?;
     if let Some(folder) = &args.output {
-        std::fs::create_dir_all(folder).map_err(|e| at(folder, &e))?;
+        make_folder(folder)?;
     }
     let Engine::Gpu(gpu) = Engine::open(common)? else {
         return Err(Fail::device("conformance needs a GPU adapter; wgkv doctor says what to do"));
@@ -148,7 +148,8 @@ fn show(report: &Report) -> Result<(), Fail> {
 }
 
 fn at(path: &Path, error: &std::io::Error) -> Fail {
-    Fail::input(error.to_string()).at(shown(&path.display().to_string()))
+    Fail::input(format!("cannot be written: {}", said(error)))
+        .at(shown(&path.display().to_string()))
 }
 
 /// Writes the report and the failing cases.
@@ -168,12 +169,14 @@ fn save(folder: &Path, report: &Report) -> Result<(), Fail> {
 
 /// Reads the file of a case.
 fn read(path: &Path) -> Result<Case, Fail> {
-    let place = || shown(&path.display().to_string());
-    let fail = |e: &dyn std::fmt::Display| Fail::input(e.to_string()).at(place());
-    let kind = std::fs::metadata(path).map_err(|e| fail(&e))?;
+    let fail = |message: String| Fail::input(message).at(shown(&path.display().to_string()));
+    let broken = |e| fail(said(&e));
+    let no_case = |why: &str| fail(format!("is no case of wgkv conformance -o: {why}"));
+    let kind = std::fs::metadata(path).map_err(broken)?;
     if !kind.is_file() || kind.len() > 1 << 16 {
-        return Err(fail(&"is no file of a case"));
+        return Err(no_case("expected a small JSON file"));
     }
-    let text = std::fs::read_to_string(path).map_err(|e| fail(&e))?;
-    Case::from_json(text.trim()).map_err(|e| fail(&e))
+    let text = std::fs::read(path).map_err(broken)?;
+    let text = String::from_utf8(text).map_err(|_| no_case("it is not text"))?;
+    Case::from_json(text.trim()).map_err(|e| no_case(&e.to_string()))
 }

@@ -17,7 +17,7 @@ pub fn run(common: &Common) -> Result<(), Fail> {
         Engine::Cpu => (None, None),
         Engine::Gpu(gpu) => (Some(gpu.info.clone()), Some(self_test(gpu)?)),
     };
-    let hints = hints(common.backend, &adapters, taken.as_ref(), test.as_ref());
+    let hints = hints(common.backend, adapters.len(), taken.as_ref(), test.as_ref());
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     if common.json {
         let list: Vec<Value> = adapters.iter().map(adapter_json).collect();
@@ -116,7 +116,7 @@ fn test_json(test: &SelfTest) -> Value {
 /// What a newcomer can do about what was found.
 fn hints(
     backend: Backend,
-    adapters: &[wgpu::Adapter],
+    adapters: usize,
     taken: Option<&wgpu::AdapterInfo>,
     test: Option<&SelfTest>,
 ) -> Vec<String> {
@@ -125,7 +125,7 @@ fn hints(
     if backend == Backend::Cpu {
         return hints;
     }
-    if adapters.is_empty() {
+    if adapters == 0 {
         let what = if backend == Backend::Auto {
             "No GPU was found."
         } else {
@@ -139,9 +139,9 @@ fn hints(
         ));
     } else if taken.is_none() {
         hints.push(
-            "No adapter has what is needed; what each lacks stands above as \"not usable\". A newer \
-             driver may have more; --backend vulkan, metal, dx12 or gl tries one way to the same \
-             hardware."
+            "No adapter has what is needed, which is WebGPU's baseline; what each lacks stands above \
+             as \"not usable\". A newer driver may have more; --backend vulkan, metal, dx12 or gl \
+             tries one way to the same hardware; --backend cpu needs none."
                 .into(),
         );
     }
@@ -160,12 +160,13 @@ fn hints(
 fn drivers(os: &str) -> &'static str {
     match os {
         "linux" => {
-            "To use a GPU install its Vulkan driver. AMD and Intel: mesa-vulkan-drivers (Debian, \
-             Ubuntu, Fedora), vulkan-radeon or vulkan-intel (Arch); the user must be allowed to open \
-             /dev/dri/renderD128 (group render). NVIDIA: its own driver with libvulkan1; in a \
-             container NVIDIA_DRIVER_CAPABILITIES=graphics,compute. vulkaninfo --summary (package \
-             vulkan-tools) shows what the system sees. Without a GPU mesa-vulkan-drivers brings a \
-             software one."
+            "To use a GPU install its Vulkan driver. AMD and Intel: apt-get install \
+             mesa-vulkan-drivers (Debian, Ubuntu; the same package on Fedora, vulkan-radeon or \
+             vulkan-intel on Arch); the user must be allowed to open /dev/dri/renderD128 (group \
+             render). NVIDIA: its own driver with libvulkan1; in a container \
+             NVIDIA_DRIVER_CAPABILITIES=graphics,compute. vulkaninfo --summary (package vulkan-tools) \
+             shows what the system sees; VK_DRIVER_FILES, if set, must name files that there are. \
+             Without a GPU mesa-vulkan-drivers brings a software one."
         }
         "macos" => {
             "Metal comes with macOS: 10.15 or later on Apple silicon or a GPU of 2012 or later. In a \
@@ -245,11 +246,27 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_that_is_too_low_is_named_with_what_is_needed() {
+        assert_eq!(shortfall(&wgpu::Limits::default()), None);
+        let storage =
+            wgpu::Limits { max_compute_workgroup_storage_size: 8192, ..Default::default() };
+        let said = shortfall(&storage).unwrap_or_default();
+        assert!(
+            said.contains("max_compute_workgroup_storage_size is 8192, 16384 needed"),
+            "{said}"
+        );
+        let web = shortfall(&wgpu::Limits::downlevel_webgl2_defaults()).unwrap_or_default();
+        assert!(web.contains("is 0,") && web.contains("needed"), "{web}");
+    }
+
+    #[test]
     fn what_is_missing_or_wrong_is_answered_with_something_to_do() {
-        let none = hints(Backend::Auto, &[], None, None);
+        let none = hints(Backend::Auto, 0, None, None);
         assert!(none[0].starts_with("No GPU was found."), "{none:?}");
-        assert!(hints(Backend::Metal, &[], None, None)[0].contains("--backend auto"));
-        assert!(hints(Backend::Cpu, &[], None, None).is_empty());
+        assert!(hints(Backend::Metal, 0, None, None)[0].contains("--backend auto"));
+        assert!(hints(Backend::Cpu, 0, None, None).is_empty());
+        let short = hints(Backend::Auto, 1, None, None);
+        assert!(short[0].contains("not usable") && short[0].contains("cpu"), "{short:?}");
         let fault = wgkv::gpu::SelfTestFault {
             part: wgkv::gpu::SelfTestPart::Division,
             word: 7,
@@ -257,7 +274,7 @@ mod tests {
             expected: 1,
         };
         let test = SelfTest { faults: vec![fault], subgroup_size: None };
-        let hints = hints(Backend::Auto, &[], None, Some(&test));
+        let hints = hints(Backend::Auto, 0, None, Some(&test));
         assert!(hints[1].contains("computes wrong") && hints[1].contains("conformance"));
         assert_eq!(test_json(&test)["passed"], false);
         assert!(test_json(&test)["faults"][0].as_str().is_some_and(|f| f.contains("division")));

@@ -70,7 +70,12 @@ impl Engine {
         let found = if found.is_empty() { "none".into() } else { found.join(", ") };
         Err(Fail::device(match &common.adapter {
             Some(name) => format!("no adapter named {:?}; there are: {found}", shown(name)),
-            None => format!("no adapter on backend {:?}", common.backend).to_lowercase(),
+            None => {
+                let name = format!("{:?}", common.backend).to_lowercase();
+                format!(
+                    "no adapter on backend {name}; wgkv doctor says what there is and what to do"
+                )
+            }
         }))
     }
 }

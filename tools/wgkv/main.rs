@@ -24,19 +24,23 @@ mod report;
 mod rope;
 mod sweep;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{Command, FromArgMatches};
 
 use args::{Cli, Verb};
 use file::Fail;
 use report::say;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let words: Vec<_> = std::env::args_os().collect();
+    let mut grammar = args::grammar(words.iter().any(|word| word == "--help-all"));
+    let parsed = grammar.try_get_matches_from_mut(&words);
+    let cli = match parsed.and_then(|found| Cli::from_arg_matches(&found)) {
         Ok(cli) => cli,
-        Err(error) => return refuse_arguments(&error),
+        Err(error) => return refuse_arguments(&error, &grammar, &words),
     };
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
@@ -64,8 +68,9 @@ fn run(cli: &Cli) -> Result<(), Fail> {
     }
 }
 
-/// Help and version go to standard output as they are; a refusal becomes one line.
-fn refuse_arguments(error: &clap::Error) -> ExitCode {
+/// Help and version go to standard output as they are; a refusal becomes one line that ends with where
+/// to read on.
+fn refuse_arguments(error: &clap::Error, grammar: &Command, words: &[OsString]) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             // A reader that closed the pipe has seen what it wanted.
@@ -78,9 +83,21 @@ fn refuse_arguments(error: &clap::Error) -> ExitCode {
         }
         _ => {
             let text = error.render().to_string();
-            let first: Vec<&str> =
-                text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-            say(&first.join(" "));
+            let mut lines = text.lines().map(str::trim);
+            let mut said: Vec<&str> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
+            said.extend(lines.filter(|line| line.starts_with("tip: ")));
+            let verb = words
+                .iter()
+                .filter_map(|word| word.to_str())
+                .find(|word| grammar.get_subcommands().any(|command| command.get_name() == *word));
+            let help = verb.map_or(String::new(), |verb| format!("{verb} "));
+            // The standard library's words for a number that is none.
+            let said = said
+                .join(" ")
+                .replace("invalid digit found in string", "expected a whole number")
+                .replace("cannot parse integer from empty string", "expected a whole number")
+                .replace("invalid float literal", "expected a number");
+            say(&format!("{said} (see wgkv {help}--help)"));
             ExitCode::from(2)
         }
     }

@@ -93,7 +93,7 @@ pub fn score(args: &ScoreArgs, common: &Common) -> Result<(), Fail> {
     for (layer, names) in &list {
         Dense::check(&source, *layer, names, "k")?;
     }
-    let mut output = Output::create(&args.out.output)?;
+    let mut output = Output::create(&args.out.output, &[&args.input])?;
     let engine = Engine::open(common)?;
     let bar = progress(list.len(), "scoring");
     let mut rows = vec![["layer", "sequences", "heads", "tokens"].map(String::from).to_vec()];
@@ -134,7 +134,7 @@ pub fn evict(args: &EvictArgs, common: &Common) -> Result<(), Fail> {
     for (layer, names) in &list {
         Pair::check(&source, *layer, names)?;
     }
-    let mut output = Output::create(&args.out.output)?;
+    let mut output = Output::create(&args.out.output, &[&args.input])?;
     let engine = Engine::open(common)?;
     let bar = progress(list.len(), "evicting");
     let mut rows = vec![["layer", "tokens", "kept a head"].map(String::from).to_vec()];

@@ -167,9 +167,6 @@ impl Picture {
     }
 
     fn draw_scores(&self, area: &Area<'_>) -> Drawn {
-        let mut chart =
-            self.chart(area, "scores over all heads: median, and 80% of them", 0.0..1.0)?;
-        mesh(&mut chart, "position, tokens", "score")?;
         let (mut low, mut middle, mut high) = (Vec::new(), Vec::new(), Vec::new());
         for bin in 0..self.bins() {
             let mut all: Vec<f64> = self
@@ -179,14 +176,23 @@ impl Picture {
                 .filter(|score| score.is_finite())
                 .collect();
             all.sort_by(f64::total_cmp);
-            let at = |share: f64| all.get((share * (all.len().max(1) - 1) as f64).round() as usize);
+            let at = |share: f64| {
+                let place = share * (all.len().max(1) - 1) as f64;
+                let (below, above) = (all.get(place as usize)?, all.get(place.ceil() as usize)?);
+                Some(below + place.fract() * (above - below))
+            };
             if let (Some(least), Some(median), Some(most)) = (at(0.1), at(0.5), at(0.9)) {
                 let x = self.middle(bin);
-                low.push((x, *least));
-                middle.push((x, *median));
-                high.push((x, *most));
+                low.push((x, least));
+                middle.push((x, median));
+                high.push((x, most));
             }
         }
+        let lowest = low.iter().map(|point| point.1).fold(0.0, f64::min);
+        let highest = high.iter().map(|point| point.1).fold(0.01, f64::max);
+        let title = "scores over all heads: median, and the middle 80%";
+        let mut chart = self.chart(area, title, lowest..1.15 * highest)?;
+        mesh(&mut chart, "position, tokens", "score")?;
         high.reverse();
         let band = [low, high].concat();
         chart.draw_series([Polygon::new(band, RGBColor(208, 208, 208).filled())])?;
@@ -206,7 +212,7 @@ impl Picture {
         });
         let most = lines.iter().flatten().map(|point| point.1).fold(1.0, f64::max);
         let mut chart =
-            self.chart(area, "error of rows that stay, over all heads", 0.0..1.35 * most)?;
+            self.chart(area, "error of rows that stay, over all heads", 0.0..1.7 * most)?;
         mesh(&mut chart, "position, tokens", "relative error (rms), %")?;
         let [keys, values] = lines;
         chart

@@ -38,7 +38,7 @@ pub fn quantize(args: &QuantizeArgs, common: &Common) -> Result<(), Fail> {
             Pair::check(&source, *layer, names)?;
         }
     }
-    let mut output = Output::create(&args.out.output)?;
+    let mut output = Output::create(&args.out.output, &[&args.input])?;
     let engine = Engine::open(common)?;
     let bar = progress(list.len(), "packing");
     let mut rows =
@@ -142,7 +142,7 @@ pub fn dequantize(args: &DequantizeArgs, common: &Common) -> Result<(), Fail> {
     want(&source, &[Kind::Packed], "a packed cache")?;
     let list = layers(&source, common.layers.as_deref())?;
     let codebook = open_packed(&mut source)?;
-    let mut output = Output::create(&args.out.output)?;
+    let mut output = Output::create(&args.out.output, &[&args.input])?;
     let engine = Engine::open(common)?;
     let bar = progress(list.len(), "unpacking");
     let mut rows = vec![["layer", "token rows a head"].map(String::from).to_vec()];

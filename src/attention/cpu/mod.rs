@@ -30,7 +30,7 @@ pub(crate) const TILE: usize = 32;
 /// Tokens of a split: what one partial state covers.
 pub(crate) const SPLIT: usize = 512;
 
-/// Outputs of attention.
+/// Outputs of attention, and what merges them with further parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attended {
     /// Outputs `[batch, heads, tokens, head_dim_v]`; 0 where a query sees no key.

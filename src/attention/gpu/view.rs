@@ -60,15 +60,15 @@ pub struct DevicePackedView<'a> {
 /// [`Queries`](crate::attention::Queries).
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceQueries<'a> {
-    /// The elements.
+    /// The elements, `[batch, heads, tokens, head_dim]`.
     pub data: Slice<'a>,
     /// Type of the elements.
     pub dtype: Dtype,
-    /// Sequences.
+    /// Sequences of the batch.
     pub batch: usize,
-    /// Query heads.
+    /// Query heads of a sequence, a multiple of its KV heads.
     pub heads: usize,
-    /// Query tokens.
+    /// Query tokens of a sequence.
     pub tokens: usize,
     /// Channels; those of the keys.
     pub head_dim: usize,

@@ -72,9 +72,9 @@ pub struct LayerCache {
 pub struct Fetched {
     /// Tokens of each row.
     pub len: usize,
-    /// The keys.
+    /// Keys as they decode, f16 `[rows, len, head_dim_k]`.
     pub keys: Vec<f16>,
-    /// The values.
+    /// Values as they decode, f16 `[rows, len, head_dim_v]`.
     pub values: Vec<f16>,
 }
 

@@ -56,7 +56,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The sequences.
+    /// The sequences of the batch, in its order.
     pub fn members(&self) -> &[SequenceId] {
         &self.members
     }
@@ -77,12 +77,12 @@ pub struct FetchedRows {
 }
 
 impl FetchedRows {
-    /// The keys.
+    /// Keys as they decode, `[members, heads, tokens, head_dim_k]`.
     pub fn keys(&self) -> Elements<'_> {
         elements(&self.keys, self.dtype)
     }
 
-    /// The values.
+    /// Values as they decode, `[members, heads, tokens, head_dim_v]`.
     pub fn values(&self) -> Elements<'_> {
         elements(&self.values, self.dtype)
     }
@@ -91,9 +91,9 @@ impl FetchedRows {
 /// Which rows of a prompt stay in one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Eviction {
-    /// The sequence.
+    /// The sequence whose prompt it is.
     pub sequence: SequenceId,
-    /// The layer.
+    /// Number of the layer, from 0.
     pub layer: usize,
     /// Tokens of the prompt.
     pub tokens: u32,

@@ -40,7 +40,7 @@ static KERNEL: Kernel = Kernel {
     params: CopyParams::LAYOUT,
 };
 
-/// The kernel.
+/// The kernel of `wgsl/cache/copy.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

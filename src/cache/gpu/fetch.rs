@@ -106,7 +106,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// The kernel.
+/// The kernel of `wgsl/cache/fetch.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

@@ -69,7 +69,7 @@ static KERNEL: Kernel = Kernel {
 pub struct Kept<'a> {
     /// Kept positions, head after head, sinks included: u32 `[count]`.
     pub positions: Slice<'a>,
-    /// How many.
+    /// Number of these positions, of all heads.
     pub count: u32,
     /// Tokens of the prompt.
     pub tokens: u32,
@@ -79,7 +79,7 @@ pub struct Kept<'a> {
     pub table_pages: u32,
 }
 
-/// The kernel.
+/// The kernel of `wgsl/cache/keep.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

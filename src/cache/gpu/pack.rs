@@ -84,7 +84,7 @@ static KERNEL: Kernel = Kernel {
     params: PackParams::LAYOUT,
 };
 
-/// The kernel.
+/// The kernel of `wgsl/cache/pack.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

@@ -75,7 +75,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The sequences.
+    /// The sequences of the batch, in its order.
     pub fn members(&self) -> &[SequenceId] {
         &self.members
     }
@@ -94,9 +94,9 @@ struct FetchLists {
 /// Where the rows of a batch go: buffers of the caller, `[members, heads, tokens, head_dim]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Fetch<'a> {
-    /// The keys.
+    /// Room for the keys, `[members, heads, tokens, head_dim_k]`.
     pub keys: Slice<'a>,
-    /// The values.
+    /// Room for the values, `[members, heads, tokens, head_dim_v]`.
     pub values: Slice<'a>,
     /// The positions, u32 `[members, heads, tokens]`, if they are wanted.
     pub positions: Option<Slice<'a>>,
@@ -109,9 +109,9 @@ pub struct Fetch<'a> {
 /// Which rows of a prompt stay in one layer.
 #[derive(Debug)]
 pub struct Eviction {
-    /// The sequence.
+    /// The sequence whose prompt it is.
     pub sequence: SequenceId,
-    /// The layer.
+    /// Number of the layer, from 0.
     pub layer: usize,
     /// Tokens of the prompt.
     pub tokens: u32,

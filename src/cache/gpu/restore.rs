@@ -96,7 +96,7 @@ pub struct Dense<'a> {
     pub dtype: Dtype,
 }
 
-/// The kernel.
+/// The kernel of `wgsl/cache/restore.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

@@ -60,7 +60,7 @@ static KERNEL: Kernel = Kernel {
 /// Threads of a workgroup, as in the shader.
 const WORKGROUP: u64 = 256;
 
-/// The kernel.
+/// The kernel of `wgsl/cache/rows.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

@@ -40,7 +40,7 @@ static KERNEL: Kernel = Kernel {
     params: ScalesParams::LAYOUT,
 };
 
-/// The kernel.
+/// The kernel of `wgsl/cache/scales.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

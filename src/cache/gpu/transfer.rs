@@ -19,7 +19,7 @@ pub struct Exporting {
 }
 
 impl Exporting {
-    /// The tables.
+    /// The tables of the sequences, known before the pages are.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }

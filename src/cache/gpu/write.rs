@@ -83,7 +83,7 @@ impl IncomingRows<'_> {
     }
 }
 
-/// The kernel.
+/// The kernel of `wgsl/cache/write.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

@@ -15,13 +15,13 @@ pub struct Parts {
     pub scales: u64,
     /// Channel means of packed chunks.
     pub means: u64,
-    /// Key scales.
+    /// Key scales of heads, in sink pages.
     pub key_scales: u64,
     /// Raw keys and values of sinks.
     pub sinks: u64,
     /// Raw keys and values of tails.
     pub tail: u64,
-    /// Positions.
+    /// Positions of rows, 4 bytes each.
     pub positions: u64,
     /// What rounds parts up to whole groups of words.
     pub padding: u64,
@@ -52,7 +52,7 @@ impl Parts {
         parts
     }
 
-    /// All bytes.
+    /// Sum of all parts, in bytes.
     pub const fn total(&self) -> u64 {
         self.codes
             + self.scales
@@ -65,16 +65,16 @@ impl Parts {
     }
 }
 
-/// What a pool holds.
+/// What a pool holds: counts of pages, and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolFigures {
-    /// Sequences.
+    /// Sequences that live.
     pub sequences: usize,
     /// Pages held, by class ([`PageClass::index`]), shared ones once.
     pub pages: [u64; 3],
     /// Those of them that several sequences hold.
     pub shared: [u64; 3],
-    /// Slabs, by class.
+    /// Slabs allocated, by class.
     pub slabs: [u64; 3],
     /// Bytes of the pages held, by part.
     pub parts: Parts,
@@ -84,7 +84,7 @@ pub struct PoolFigures {
     pub budget_bytes: u64,
 }
 
-/// What a sequence holds.
+/// What a sequence holds: counts of rows and pages, and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceFigures {
     /// Tokens seen: the next position.
@@ -115,7 +115,7 @@ impl SequenceFigures {
 }
 
 impl Pool {
-    /// Bytes of all slabs.
+    /// Bytes of all slabs, which the budget limits.
     pub fn allocated_bytes(&self) -> u64 {
         let slabs = self.slab_counts();
         PageClass::ALL
@@ -144,7 +144,7 @@ impl Pool {
         self.pages.get(layer).map_or(0, |pages| pages[class.index()].refs(&self.layout, page))
     }
 
-    /// What the pool holds.
+    /// What the pool holds now.
     pub fn figures(&self) -> PoolFigures {
         let pages = self.sum(Pages::used);
         PoolFigures {

@@ -20,7 +20,7 @@ pub struct Snapshot {
     pub pages: Vec<[u32; 3]>,
     /// Evictions of layers, which forks share.
     pub evictions: Vec<Eviction>,
-    /// The sequences.
+    /// The saved sequences, in the order asked for.
     pub sequences: Vec<SavedSequence>,
 }
 
@@ -35,7 +35,7 @@ pub struct Eviction {
     pub positions: Option<Vec<u32>>,
 }
 
-/// One sequence.
+/// The tables of one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedSequence {
     /// Tokens seen: the next position.
@@ -53,15 +53,15 @@ pub struct SavedSequence {
 /// One KV head of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedHead {
-    /// Rows held.
+    /// Rows held, sinks, packed and raw.
     pub rows: u32,
     /// Rows held of those before the origin.
     pub prompt: u32,
-    /// The sink page.
+    /// Number of its sink page among those of its layer, if it has one.
     pub sink: Option<u32>,
-    /// Packed pages.
+    /// Numbers of its packed pages, in order of positions.
     pub packed: Vec<u32>,
-    /// Tail pages.
+    /// Numbers of its raw pages, in order of positions.
     pub tail: Vec<u32>,
 }
 
@@ -77,12 +77,12 @@ pub struct Load {
 }
 
 impl Load {
-    /// What it needs.
+    /// Pages and bytes that it needs.
     pub fn needs(&self) -> &Needs {
         &self.needs
     }
 
-    /// Slabs to be made.
+    /// Slabs to be made for it.
     pub fn opened(&self) -> &[SlabId] {
         &self.opened
     }

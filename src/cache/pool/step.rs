@@ -20,7 +20,7 @@ pub struct Part {
 /// What a layer keeps of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep<'a> {
-    /// All of it.
+    /// Every token of the prompt.
     All,
     /// So many rows of each head, `[layers, heads]` for the layers that are finished. The sinks are
     /// counted in, and the first rows of the prompt, up to the pool's sinks, must be among them.
@@ -42,7 +42,7 @@ pub enum Operation<'a> {
     Finish {
         /// The sequence.
         sequence: SequenceId,
-        /// The layers.
+        /// Layers whose prompt ends, from 0.
         layers: Range<usize>,
         /// Rows that stay.
         keep: Keep<'a>,
@@ -57,7 +57,7 @@ pub enum Operation<'a> {
     },
     /// Packs what lies behind the frontier.
     Flush {
-        /// The sequences.
+        /// The sequences whose full chunks are packed.
         sequences: &'a [SequenceId],
     },
     /// Drops the last positions: each head loses the rows that it has there. A frontier inside a
@@ -189,7 +189,7 @@ pub struct LayerStep {
 /// A slab of a class and layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlabId {
-    /// The class.
+    /// Class of its pages.
     pub class: PageClass,
     /// The layer, whose pages alone lie in it.
     pub layer: u32,
@@ -308,7 +308,7 @@ impl Step {
         &self.dropped
     }
 
-    /// What the step needs.
+    /// Pages and slab bytes that the step takes.
     pub fn needs(&self) -> &Needs {
         &self.needs
     }

@@ -38,7 +38,7 @@ impl Keys<'_> {
 /// Raw scores of one row, to be filled.
 #[derive(Debug)]
 pub struct Raw<'a> {
-    /// The keys.
+    /// The keys as they came.
     pub keys: Keys<'a>,
     /// Stable, episodic and current scores, `[tokens]` each.
     pub scores: [&'a mut [f32]; 3],

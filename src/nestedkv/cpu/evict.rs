@@ -98,14 +98,14 @@ pub fn gather(data: &Tensor<'_>, kept: &Kept) -> Result<Vec<f16>> {
     rows::gather("data", data, &kept.offsets, &kept.positions)
 }
 
-/// What stays of a prompt.
+/// What stays of a prompt, row after row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evicted {
-    /// Where.
+    /// Which tokens they were.
     pub kept: Kept,
-    /// `[kept, head_dim]` of the keys.
+    /// Keys that stay, f16 `[kept, head_dim_k]`.
     pub keys: Vec<f16>,
-    /// `[kept, head_dim]` of the values.
+    /// Values that stay, f16 `[kept, head_dim_v]`.
     pub values: Vec<f16>,
     /// Key rows of the prompt that hold NaN or Inf.
     pub nonfinite: usize,

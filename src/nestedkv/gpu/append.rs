@@ -27,7 +27,7 @@ pub(crate) static KERNEL: Kernel = Kernel {
 pub struct Joined {
     /// `[items, width]` words.
     pub items: wgpu::Buffer,
-    /// `[rows + 1]` u32.
+    /// Where each joined row begins and where the last ends, u32 `[rows + 1]`.
     pub starts: wgpu::Buffer,
 }
 

@@ -12,7 +12,7 @@ use crate::primitives::gpu::{check_words, compact, scan, select, size};
 /// Tokens that stay, row after row, on the device: [`crate::nestedkv::cpu::Kept`].
 #[derive(Clone, Debug)]
 pub struct DeviceKept {
-    /// `[rows + 1]` u32.
+    /// Where each row begins and where the last ends, u32 `[rows + 1]`.
     pub offsets: wgpu::Buffer,
     /// `[total]` u32: position within its row, ascending in each row.
     pub positions: wgpu::Buffer,
@@ -104,11 +104,11 @@ pub fn gather(
 pub struct DeviceEvicted {
     /// The scores that decided.
     pub scores: DeviceScores,
-    /// Where.
+    /// Which tokens they were.
     pub kept: DeviceKept,
-    /// `[total, head_dim]` of the keys.
+    /// Keys that stay, `[total, head_dim_k]`.
     pub keys: Gathered,
-    /// `[total, head_dim]` of the values.
+    /// Values that stay, `[total, head_dim_v]`.
     pub values: Gathered,
 }
 

@@ -21,7 +21,7 @@ pub struct DeviceKv {
     pub values: wgpu::Buffer,
     /// `[held]` u32: position of each token, ascending in each row.
     pub positions: wgpu::Buffer,
-    /// `[rows + 1]` u32.
+    /// Where each row begins and where the last ends, u32 `[rows + 1]`.
     pub offsets: wgpu::Buffer,
     /// f16 once the prompt is finished, before that as the prompt came.
     pub key_dtype: Dtype,
@@ -165,7 +165,7 @@ impl NestedKvState {
         Ok(DeviceAppended { keys: new_keys, values: new_values, evicted })
     }
 
-    /// What the rows hold.
+    /// Keys and values that the rows hold, on the device.
     pub fn get_kv(&self) -> &DeviceKv {
         &self.kv
     }
@@ -180,7 +180,7 @@ impl NestedKvState {
         self.finished
     }
 
-    /// Tokens seen.
+    /// Tokens seen by each row, evicted ones too.
     pub fn tokens_seen(&self) -> u32 {
         self.tokens
     }

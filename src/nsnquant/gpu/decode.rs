@@ -36,7 +36,7 @@ static KERNEL: Kernel = Kernel {
     params: DecodeParams::LAYOUT,
 };
 
-/// The kernel.
+/// The kernel of `wgsl/nsnquant/decode.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

@@ -33,12 +33,12 @@ impl DeviceCodec {
         Ok(Self { codec, book, rope })
     }
 
-    /// The codec.
+    /// The codec that it was made from.
     pub fn codec(&self) -> &Codec {
         &self.codec
     }
 
-    /// Shape of a page.
+    /// Where codes, scales and means lie in a page, in words.
     pub fn layout(&self) -> &PageLayout {
         self.codec.layout()
     }
@@ -60,7 +60,7 @@ pub struct DeviceKeyScales<'a> {
     /// The factors, f16 `[count, head_dim]`. Nothing checks them here: one that is not from 2^-10 to
     /// 2^10 counts as 1.
     pub values: Slice<'a>,
-    /// Scales.
+    /// Number of scales, one a row.
     pub count: usize,
 }
 
@@ -123,7 +123,7 @@ impl DeviceCodebook {
         self.halves.contains(&(layout.scheme().family, layout.bits()))
     }
 
-    /// The books.
+    /// The books, one behind the other.
     pub fn buffer(&self) -> &wgpu::Buffer {
         &self.buffer
     }

@@ -40,7 +40,7 @@ static KERNEL: Kernel = Kernel {
     params: EncodeParams::LAYOUT,
 };
 
-/// The kernel.
+/// The kernel of `wgsl/nsnquant/encode.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

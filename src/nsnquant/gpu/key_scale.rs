@@ -19,7 +19,7 @@ static KERNEL: Kernel = Kernel {
     params: KeyScaleParams::LAYOUT,
 };
 
-/// The kernel.
+/// The kernel of `wgsl/nsnquant/key_scale.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

@@ -15,7 +15,7 @@ static KERNEL: Kernel = Kernel {
     params: SquaresParams::LAYOUT,
 };
 
-/// The kernel.
+/// The kernel of `wgsl/nsnquant/squares.wgsl`.
 pub fn kernel() -> &'static Kernel {
     &KERNEL
 }

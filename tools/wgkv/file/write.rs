@@ -58,8 +58,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Makes sure that the place can be written to, before any work is done.
-    pub fn create(path: &Path) -> Result<Self, Fail> {
+    /// Makes sure that the place can be written to and is none of `others`, before any work is done.
+    pub fn create(path: &Path, others: &[&Path]) -> Result<Self, Fail> {
         let fail = |message: String| Fail::input(message).at(shown(&path.display().to_string()));
         // Behind a link the file itself is replaced, as a plain write would do.
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
@@ -74,6 +74,10 @@ impl Output {
         }
         if path.file_name().is_none() {
             return Err(fail("is no file name".into()));
+        }
+        let own = place(&path);
+        if own.is_some() && others.iter().any(|other| place(other) == own) {
+            return Err(fail("is also the input or another output, give each its own file".into()));
         }
         // Only a trial: long work that is interrupted must leave nothing behind.
         temporary(&path).map_err(|e| fail(format!("cannot be written: {}", said(&e))))?;
@@ -137,6 +141,22 @@ impl Output {
         )?;
         Ok(header.len() as u64 + end)
     }
+}
+
+/// Makes a folder for several files, if there is none.
+pub fn make_folder(path: &Path) -> Result<(), Fail> {
+    let fail = |message: String| Fail::input(message).at(shown(&path.display().to_string()));
+    if path.exists() && !path.is_dir() {
+        return Err(fail("is a file, expected a folder".into()));
+    }
+    std::fs::create_dir_all(path).map_err(|e| fail(format!("cannot be made: {}", said(&e))))
+}
+
+/// Where a path leads, whether there is a file yet or not.
+fn place(path: &Path) -> Option<PathBuf> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let own = folder.unwrap_or(Path::new(".")).canonicalize().ok()?.join(path.file_name()?);
+    Some(own.canonicalize().unwrap_or(own))
 }
 
 /// Writes a file whole or not at all.

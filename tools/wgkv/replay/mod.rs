@@ -32,7 +32,7 @@ pub fn run(args: &ReplayArgs, common: &Common) -> Result<(), Fail> {
     let pair = Pair::read(&mut source, *layer, names)?;
     let ops = ops::read(&args.ops, pair.k.tokens)?;
     let rows = Rows::new(&source.name(), pair)?;
-    let mut output = Output::create(&args.out.output)?;
+    let mut output = Output::create(&args.out.output, &[&args.input, &args.ops])?;
     let config = rows.config(&spec)?;
     let engine = Engine::open(common)?;
 

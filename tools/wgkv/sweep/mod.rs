@@ -16,7 +16,7 @@ use wgkv::layout::{Bits, PageLayout, Preset, Profile as Scheme};
 
 use crate::args::{Common, Profile};
 use crate::engine::{Engine, Gpu};
-use crate::file::Fail;
+use crate::file::{Fail, make_folder, said, shown};
 use crate::report::{print, progress, table};
 pub use case::Method;
 use case::{Case, Packing, Shape};
@@ -25,16 +25,20 @@ use device::{Copy, Loaded};
 
 #[derive(Args, Debug)]
 pub struct SweepArgs {
-    /// What to time
+    /// What to time: score, select, compact, keep, evict, encode, attend-raw, attend-packed
+    /// [default: all but keep]
     #[arg(
         long,
         value_enum,
+        value_name = "LIST",
         value_delimiter = ',',
-        default_value = "score,select,compact,evict,encode,attend-raw,attend-packed"
+        default_value = "score,select,compact,evict,encode,attend-raw,attend-packed",
+        hide_default_value = true,
+        hide_possible_values = true
     )]
     pub methods: Vec<Method>,
     /// Sequences
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", hide = true)]
     pub batch: Vec<usize>,
     /// KV heads of a sequence
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8")]
@@ -49,37 +53,44 @@ pub struct SweepArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1024,4096")]
     pub tokens: Vec<usize>,
     /// Tokens that are packed together
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64", hide = true)]
     pub chunk: Vec<usize>,
     /// Code bits per value
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2")]
     pub bits: Vec<u32>,
-    /// Forms of the codes
-    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "compat")]
+    /// Forms of the codes: compat, tuned, paper
+    #[arg(
+        long,
+        value_enum,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "compat",
+        hide_possible_values = true
+    )]
     pub profile: Vec<Profile>,
     /// Presets by their bits an element, beside those of --bits
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', hide = true)]
     pub presets: Vec<f64>,
     /// Use nothing that WebGPU does not promise: no optional features, 16 KiB of workgroup memory
-    #[arg(long)]
+    #[arg(long, hide = true)]
     pub baseline: bool,
     /// Fraction of the tokens that stays
     #[arg(long, value_name = "R", default_value_t = 0.25)]
     pub keep: f64,
     /// Time eviction with budgets shared out by score too
-    #[arg(long)]
+    #[arg(long, hide = true)]
     pub adaptive: bool,
     /// Timed runs of each case; the median counts
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, hide = true)]
     pub repeats: usize,
     /// Runs before them
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, hide = true)]
     pub warmup: usize,
     /// Compare results with the CPU path up to so many elements of keys
-    #[arg(long, value_name = "N", default_value_t = 1 << 24)]
+    #[arg(long, value_name = "N", default_value_t = 1 << 24, hide = true)]
     pub check: usize,
     /// Time every kernel of a case on its own too
-    #[arg(long)]
+    #[arg(long, hide = true)]
     pub stages: bool,
     /// Folder for sweep.jsonl, sweep.csv, time.svg, linear.svg, bytes.svg and roofline.svg
     #[arg(short, long, value_name = "FOLDER")]
@@ -147,18 +158,20 @@ fn check(args: &SweepArgs) -> Result<(), Fail> {
     ];
     for (name, list) in lists {
         if list.is_empty() || list.contains(&0) {
-            return Err(Fail::input(format!("{name}: numbers from 1 on")));
+            return Err(Fail::input(format!("{name} is 0, expected at least 1")));
         }
     }
-    if args.repeats == 0
-        || args.methods.is_empty()
-        || args.bits.is_empty()
-        || args.profile.is_empty()
-    {
-        return Err(Fail::input("nothing to time"));
+    if args.repeats == 0 {
+        return Err(Fail::input("--repeats is 0, expected at least 1"));
+    }
+    if args.methods.is_empty() || args.bits.is_empty() || args.profile.is_empty() {
+        return Err(Fail::input("nothing to time: --methods, --bits or --profile is empty"));
     }
     if !(args.keep > 0.0 && args.keep <= 1.0) {
-        return Err(Fail::input("--keep: above 0 and at most 1"));
+        let keep = args.keep;
+        return Err(Fail::input(format!(
+            "--keep is {keep}, expected a fraction above 0 and at most 1"
+        )));
     }
     Ok(())
 }
@@ -176,9 +189,10 @@ fn packings(args: &SweepArgs, dim: usize) -> Result<Vec<Packing>, Fail> {
         for &bits in &args.bits {
             for &chunk in &args.chunk {
                 let bits = Bits::new("--bits", bits)?;
+                let at = |error| Fail::from(error).at(format!("--profile {}", scheme.name()));
                 packings.push(Packing {
-                    keys: layout(scheme.key_scheme(bits), chunk)?,
-                    values: layout(scheme.scheme(bits), chunk)?,
+                    keys: layout(scheme.key_scheme(bits), chunk).map_err(at)?,
+                    values: layout(scheme.scheme(bits), chunk).map_err(at)?,
                     profile: scheme.name(),
                     preset: None,
                 });
@@ -186,7 +200,7 @@ fn packings(args: &SweepArgs, dim: usize) -> Result<Vec<Packing>, Fail> {
         }
     }
     for &bits in &args.presets {
-        let preset = Preset::for_bits(bits)?;
+        let preset = Preset::for_bits(bits).map_err(|e| Fail::from(e).at("--presets"))?;
         let [keys, values] = preset.layouts(dim, dim)?;
         packings.push(Packing {
             keys: layout(preset.profile.key_scheme(preset.k_bits), keys.chunk())?,
@@ -401,7 +415,11 @@ pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
                         .try_fold(batch, |product, &n| product.checked_mul(n));
                     // Kernels index elements with 32 bits.
                     if size.is_none_or(|size| u32::try_from(size).is_err()) {
-                        return Err(Fail::input("a shape of 4294967296 elements or more"));
+                        let message = format!(
+                            "--batch {batch} x --heads {heads} x --tokens {tokens} x --dim {dim} is \
+                             4294967296 elements or more, which 32-bit indices do not reach"
+                        );
+                        return Err(Fail::input(message));
                     }
                     shapes.push((shape, cases(args, shape)?));
                 }
@@ -409,8 +427,7 @@ pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
         }
     }
     if let Some(folder) = &args.output {
-        std::fs::create_dir_all(folder)
-            .map_err(|e| Fail::input(format!("{}: {e}", folder.display())))?;
+        make_folder(folder)?;
     }
     let engine = Engine::open_as(common, args.baseline)?;
     let rounds = match &engine {
@@ -478,7 +495,8 @@ fn report(lines: &[Line], engine: &str, common: &Common) -> Result<(), Fail> {
 fn save(folder: &Path, lines: &[Line], engine: &str) -> Result<(), Fail> {
     let write = |name: &str, text: String| {
         let path = folder.join(name);
-        std::fs::write(&path, text).map_err(|e| Fail::input(format!("{}: {e}", path.display())))
+        let fail = |e| Fail::input(format!("cannot be written: {}", said(&e)));
+        std::fs::write(&path, text).map_err(|e| fail(e).at(shown(&path.display().to_string())))
     };
     let objects: Vec<String> = lines.iter().map(|line| line.json(engine).to_string()).collect();
     write("sweep.jsonl", objects.join("\n") + "\n")?;
