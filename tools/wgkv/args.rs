@@ -18,7 +18,7 @@ use crate::sweep::SweepArgs;
 Example: evict half of the tokens, pack the rest and report bytes and errors
   wgkv compress kv.safetensors -o packed.safetensors
 Files are safetensors: layers.<i>.k and .v [B, H, N, D], .q [B, Hq, Nq, D] in f32, f16 or bf16, or
-mlx-lm's prompt caches. Exit codes: 0 done, 1 a check failed, 2 bad input, 3 no adapter or it is lost"
+mlx-lm's prompt caches. Exit codes: 0 done, 1 a check failed, 2 bad input, 3 no adapter, or lost"
 )]
 pub struct Cli {
     #[command(flatten)]

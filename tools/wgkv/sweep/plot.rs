@@ -114,7 +114,10 @@ fn mark(area: &Area<'_>, index: usize, at: (i32, i32)) -> Result<(), Fault> {
         3 => cross([(-4, -4), (4, 4), (-4, 4), (4, -4)]),
         4 => area.draw(&square(full)),
         5 => area.draw(&Circle::new(at, 4, thin)),
-        6 => area.draw(&TriangleMarker::new(at, 6, thin)),
+        6 => {
+            let corners = [(0, -6), (6, 0), (0, 6), (-6, 0), (0, -6)];
+            area.draw(&PathElement::new(corners.map(|(x, y)| by(x, y)), thin))
+        }
         _ => cross([(-5, 0), (5, 0), (0, -5), (0, 5)]),
     }
 }
