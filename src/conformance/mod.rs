@@ -45,7 +45,7 @@ pub use faults::with_faults;
 pub use report::{KernelReport, Report, StageReport};
 #[cfg(not(target_arch = "wasm32"))]
 pub use run::wait;
-pub use suite::{Config, Suite, stages};
+pub use suite::{Config, Fixed, Suite, stages};
 
 #[allow(unused_imports, reason = "the documentation links to it")]
 use crate::gpu::Context;

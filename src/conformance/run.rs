@@ -55,6 +55,11 @@ impl<'a> Run<'a> {
         matches!(self.origin, Origin::Cover(_))
     }
 
+    /// The number of a covering case.
+    pub fn number(&self) -> Option<usize> {
+        if let Origin::Cover(number) = self.origin { Some(number) } else { None }
+    }
+
     /// A count from `low` to `high`, which grows with the size of the case.
     pub fn count(&mut self, low: usize, high: usize) -> usize {
         let high = low + (high - low) * self.size / 100;

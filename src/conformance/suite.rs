@@ -26,13 +26,27 @@ pub struct Config {
     pub seed: u64,
     /// Only stages whose name begins with one of these; none: all. Default none.
     pub stages: Vec<String>,
-    /// Whether the reference cases and those that go through the variants run too. Default yes.
-    pub fixed: bool,
+    /// What runs before the random cases. Default everything.
+    pub fixed: Fixed,
+}
+
+/// Cases that run whatever the seed, before the random ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fixed {
+    /// None.
+    Nothing,
+    /// Of each stage one reference case and one of those that go through the variants, or one case that
+    /// does not depend on [`Config::seed`] where it has neither: a first look, where a driver takes
+    /// seconds to build a shader.
+    Few,
+    /// All reference cases and all that go through the variants.
+    #[default]
+    Everything,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { cases: 8, seed: 1, stages: Vec::new(), fixed: true }
+        Self { cases: 8, seed: 1, stages: Vec::new(), fixed: Fixed::default() }
     }
 }
 
@@ -86,10 +100,20 @@ impl Suite {
             });
         }
         let mut fixed = VecDeque::new();
-        for number in chosen.iter().filter(|_| config.fixed) {
+        for number in &chosen {
             let stage = &STAGES[*number];
-            let origins = (0..stage.references).map(Origin::Reference);
-            for origin in origins.chain((0..stage.covers).map(Origin::Cover)) {
+            let all = |count: usize, few: usize| match config.fixed {
+                Fixed::Nothing => 0..0,
+                Fixed::Few => few.min(count)..count.min(few + 1),
+                Fixed::Everything => 0..count,
+            };
+            let references = all(stage.references, 0).map(Origin::Reference);
+            // The second has rows of 2 bits, where there are any.
+            let second = stage.covers.saturating_sub(1).min(1);
+            let covers = all(stage.covers, second).map(Origin::Cover);
+            let plain = config.fixed == Fixed::Few && stage.references + stage.covers == 0;
+            let plain = plain.then_some(Origin::Property);
+            for origin in references.chain(covers).chain(plain) {
                 let seed = if let Origin::Cover(place) = origin { place as u64 } else { 0 };
                 fixed.push_back(Case { stage, origin, seed, size: 100, search: false });
             }

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use wgkv::conformance::{Case, Config, Suite, wait, with_faults};
+use wgkv::conformance::{Case, Config, Fixed, Suite, wait, with_faults};
 use wgkv::gpu::Fault;
 
 use crate::support;
@@ -579,7 +579,7 @@ fn seen(planted: &Planted) -> Result<u32, String> {
     let context = with_faults(device, queue, &Default::default(), &[planted.fault])
         .map_err(|e| format!("was not planted: {e}"))?;
     let stages = vec![planted.stage.into()];
-    let config = Config { cases: CASES, fixed: false, stages, seed: 5 };
+    let config = Config { cases: CASES, fixed: Fixed::Nothing, stages, seed: 5 };
     let mut suite = Suite::new(&config).map_err(|e| e.to_string())?;
     let mut pinned = match planted.case {
         Some((kind, number)) => {

@@ -1,6 +1,6 @@
 //! The suite itself.
 
-use wgkv::conformance::{Case, Config, Outcome, Suite, stages, wait};
+use wgkv::conformance::{Case, Config, Fixed, Outcome, Suite, stages, wait};
 
 use crate::support;
 
@@ -21,7 +21,7 @@ fn this_device_passes() {
     let quick = ["primitives", "nestedkv", "cache/rows", "cache/write", "cache/keep"];
     let quick = quick.map(String::from).to_vec();
     let fixed = Config { cases: 2, stages: quick, ..Config::default() };
-    let random = Config { cases: 2, fixed: false, seed: 3, ..Config::default() };
+    let random = Config { cases: 2, fixed: Fixed::Nothing, seed: 3, ..Config::default() };
     for config in [fixed, random] {
         let context = support::context();
         let report = run(context, &config).report(context);
@@ -60,6 +60,22 @@ fn the_order_of_cases_goes_by_the_seed_alone() {
 }
 
 #[test]
+fn a_first_look_has_every_stage() {
+    let names = |seed| -> Vec<String> {
+        let config = Config { cases: 0, seed, fixed: Fixed::Few, ..Config::default() };
+        let mut suite = Suite::new(&config).expect("a suite");
+        let cases = std::iter::from_fn(|| suite.next_case());
+        cases.map(|case| case.to_json()).collect()
+    };
+    let all = names(1);
+    assert_eq!(all, names(2));
+    for stage in stages() {
+        let own = all.iter().filter(|case| case.contains(&format!("\"{stage}\""))).count();
+        assert!((1..=2).contains(&own), "{stage}: {own}");
+    }
+}
+
+#[test]
 fn cases_are_kept_and_run_again() {
     let context = support::context();
     let config = Config { cases: 1, stages: vec!["nestedkv/gate".into()], ..Config::default() };
@@ -94,7 +110,8 @@ fn texts_that_are_no_cases_are_refused() {
 
 #[test]
 fn what_fails_is_made_smaller_and_told() {
-    let config = Config { cases: 2, fixed: false, stages: vec!["nestedkv/gate".into()], seed: 9 };
+    let config =
+        Config { cases: 2, fixed: Fixed::Nothing, stages: vec!["nestedkv/gate".into()], seed: 9 };
     let mut suite = Suite::new(&config).expect("a suite");
     let mut sizes = Vec::new();
     while let Some(case) = suite.next_case() {

@@ -1,9 +1,10 @@
 //! Chunks that leave a step nothing to divide by, through every codec: no NaN, no infinity, and an
 //! error within the one that `wgkv::nsnquant` states.
 
+use half::f16;
 use wgkv::judge::widen;
 use wgkv::layout::{Bits, Family, Gain, Metadata, Profile, Scheme};
-use wgkv::nsnquant::Codec;
+use wgkv::nsnquant::{Codec, KeyScales, check_factors, key_scale};
 use wgkv::shape::{Dtype, Elements};
 
 use crate::common::{PATHS, Path};
@@ -217,6 +218,48 @@ fn normal_tokens_have_the_documented_error() {
         println!("{name}: {relative:.4}");
         if let Some((_, most)) = stated.iter().find(|(known, _)| *known == name) {
             assert!(relative <= *most, "{name}: {relative}");
+        }
+    }
+}
+
+/// Keys under the scale that the chunk itself gives, as the default packs them.
+#[test]
+fn keys_under_their_own_scale_are_finite_and_as_the_judge_says() {
+    let (dim, chunk) = (64, 16);
+    let chunks = degenerate(chunk, dim);
+    let values: Vec<f32> = chunks.iter().flat_map(|(_, values)| values.iter().copied()).collect();
+    let data = Elements::F32(&values);
+    let starts: Vec<u32> = (0..chunks.len()).map(|p| (p * chunk) as u32).collect();
+    let of_page: Vec<u32> = (0..chunks.len() as u32).collect();
+    let own = |number: usize| data.slice(number * chunk * dim..(number + 1) * chunk * dim);
+    let factors: Vec<f16> = (0..chunks.len())
+        .flat_map(|number| key_scale(own(number), dim, chunk).expect("a scale"))
+        .collect();
+    check_factors(&factors).expect("factors in their range");
+    let scales = KeyScales { values: &factors, of_page: &of_page };
+    let rates = |profile: Profile| Bits::ALL.map(|bits| (profile, profile.key_scheme(bits)));
+    for (profile, scheme) in Profile::ALL.into_iter().flat_map(rates) {
+        if scheme.family.rate("bits", scheme.bits.get() as u32).is_err() {
+            continue;
+        }
+        let codec = codec_of(scheme, dim, chunk);
+        let words = codec.layout().words();
+        for path in PATHS {
+            let pages = path.encode_at(&codec, data, &[], &starts, Some(&scales)).expect("pages");
+            let restored = path.decode_at(&codec, &pages, &[], Some(&scales)).expect("rows");
+            for (number, (kind, _)) in chunks.iter().enumerate() {
+                let label = format!("{path:?} {profile:?} {:?}, {kind}", scheme.bits);
+                let rows = &restored[number * chunk * dim..][..chunk * dim];
+                assert!(rows.iter().all(|v| v.is_finite()), "{label}: a value is not finite");
+                // Its mean is one channel of the transform, and rounding an end of the grid.
+                if *kind == "signs that alternate along a token" {
+                    continue;
+                }
+                let (page, start) = (&pages[number * words..][..words], &starts[number..=number]);
+                let scale = Some(&factors[number * dim..][..dim]);
+                judge(&label, &codec, data, start, page, rows, scale, &[])
+                    .unwrap_or_else(|e| panic!("{e}"));
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use wgkv::Error;
-use wgkv::conformance::{Case, Config, Outcome, Report, StageReport, Suite, stages, wait};
+use wgkv::conformance::{Case, Config, Fixed, Outcome, Report, StageReport, Suite, stages, wait};
 
 use crate::args::Common;
 use crate::engine::{Engine, Gpu};
@@ -14,8 +14,11 @@ use crate::report::{print, progress, say, table};
 
 #[derive(Args, Debug)]
 pub struct ConformanceArgs {
+    /// Of the fixed cases one or two of each stage, and no random ones unless --cases asks for them
+    #[arg(long, conflicts_with = "case")]
+    pub quick: bool,
     /// Random cases of every stage, after the fixed ones
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = 8, default_value_if("quick", "true", "0"))]
     pub cases: u32,
     /// Where the random cases start from
     #[arg(long, value_name = "S", default_value_t = 1)]
@@ -41,7 +44,7 @@ pub fn run(args: &ConformanceArgs, common: &Common) -> Result<(), Fail> {
         cases: if args.time.is_some() { u32::MAX } else { args.cases },
         seed: args.seed,
         stages: again.as_ref().map_or(args.stages.clone(), |case| vec![case.stage().into()]),
-        fixed: true,
+        fixed: if args.quick { Fixed::Few } else { Fixed::Everything },
     };
     let mut suite = Suite::new(&config).map_err(|error| match error {
         Error::Codec { argument: "stage", .. } => no_stage(&args.stages),

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::gpu::Slice;
 use crate::judge::attention::{Rows, Rules};
 use crate::judge::{self, widen};
-use crate::layout::Scheme;
+use crate::layout::{Bits, Family, Profile, Scheme};
 use crate::nsnquant::cpu::encode_at;
 use crate::nsnquant::gpu::DeviceCodec;
 use crate::nsnquant::{Codebook, Codec, KeyScales, Pairing, Rope};
@@ -382,8 +382,54 @@ impl Ruled<'_> {
 /// Queries, keys and values in which nothing is hidden by what is large or constant.
 pub(super) const TELLING: [Kind; 3] = [Kind::Normal, Kind::Offset, Kind::Normal];
 
-/// Head dimensions that covering cases go through.
-const WIDE: [usize; 4] = [64, 80, 128, 256];
+/// Head dimensions that every type and every profile is covered at.
+pub(super) const WIDE: [usize; 4] = [64, 80, 128, 256];
+/// All the others.
+pub(super) const OTHERS: [usize; 16] =
+    [8, 16, 24, 32, 40, 48, 56, 96, 112, 160, 192, 224, 320, 384, 448, 512];
+/// More that covering cases go through, with their chunks: the default, with signs too, and chunks that
+/// workgroups take one or many of.
+const MORE: [([Scheme; 2], usize, usize); 5] = [
+    (Profile::Tuned.schemes(Bits::Three, Bits::Two, None), 128, 64),
+    (Profile::Tuned.schemes(Bits::Two, Bits::Two, None), 128, 2),
+    (Profile::Tuned.schemes(Bits::Two, Bits::Two, None), 128, 1024),
+    (Profile::Tuned.schemes(Bits::Three, Bits::Two, Some(7)), 64, 64),
+    (Profile::Compat.schemes(Bits::Two, Bits::Two, Some(9)), 80, 64),
+];
+
+/// What a covering case of packed rows is about.
+pub(super) struct Covered {
+    pub schemes: [Scheme; 2],
+    pub dim: usize,
+    pub chunk: Option<usize>,
+    /// Queries of a KV row, where kernels for different numbers of them are built.
+    pub queries: Option<usize>,
+}
+
+impl Covered {
+    pub fn new(number: usize) -> Self {
+        let rest = number - number.min(NAMED.len() * WIDE.len());
+        let (profile, bits) = NAMED[number % NAMED.len()];
+        let other = OTHERS[rest.saturating_sub(MORE.len()) % OTHERS.len()];
+        let (schemes, dim, chunk) = match (WIDE.get(number / NAMED.len()), MORE.get(rest)) {
+            (Some(dim), _) => (profile.schemes(bits, bits, None), *dim, None),
+            (None, Some((schemes, dim, chunk))) => (*schemes, *dim, Some(*chunk)),
+            // Every second is of the unit books, which go to another kernel.
+            _ if number.is_multiple_of(2) => (MORE[0].0, other, None),
+            _ => (Profile::Compat.schemes(Bits::Two, Bits::Two, None), other, None),
+        };
+        let plain = schemes[0].family == Family::Plain;
+        let queries = plain.then(|| [1, 2, 4][(number + number / NAMED.len()) % 3]);
+        Self { schemes, dim, chunk, queries }
+    }
+}
+
+/// The head dimension of a covering case of raw rows: `WIDE` at each of so many types, then the others.
+pub(super) fn raw_dim(run: &Run<'_>, types: usize) -> usize {
+    let number = run.number().unwrap_or(0);
+    let others = OTHERS[number.saturating_sub(types * WIDE.len()) % OTHERS.len()];
+    WIDE.get(number / types).copied().unwrap_or(others)
+}
 
 /// A cache of random shape, with packed rows or without.
 fn shape(run: &mut Run<'_>, packed: bool) -> Shape {
@@ -424,14 +470,14 @@ fn config(run: &mut Run<'_>) -> AttendConfig {
     AttendConfig { scale: None, causal, soft_cap, window }
 }
 
-pub(super) const RAW_COVERS: usize = WIDE.len() * DTYPES.len();
+pub(super) const RAW_COVERS: usize = WIDE.len() * DTYPES.len() + OTHERS.len();
 
 pub(super) fn raw<'r>(run: &'r mut Run<'_>) -> Job<'r> {
     Box::pin(async move {
         let mut shape = shape(run, false);
         if run.covers() {
             shape.dtype = run.cover(&DTYPES);
-            shape.dims = [run.cover(&WIDE); 2];
+            shape.dims = [raw_dim(run, DTYPES.len()); 2];
             shape.kinds = TELLING;
         }
         let mut cache = Cache::new(shape, &mut run.random)?;
@@ -440,15 +486,18 @@ pub(super) fn raw<'r>(run: &'r mut Run<'_>) -> Job<'r> {
     })
 }
 
-pub(super) const PACKED_COVERS: usize = NAMED.len() * WIDE.len();
+pub(super) const PACKED_COVERS: usize = NAMED.len() * WIDE.len() + MORE.len() + OTHERS.len();
 
 pub(super) fn packed<'r>(run: &'r mut Run<'_>) -> Job<'r> {
     Box::pin(async move {
         let mut shape = shape(run, true);
-        if run.covers() {
-            let (profile, bits) = run.cover(&NAMED);
-            shape.schemes = [profile.scheme(bits); 2];
-            shape.dims = [run.cover(&WIDE); 2];
+        if let Some(covered) = run.number().map(Covered::new) {
+            shape.schemes = covered.schemes;
+            shape.dims = [covered.dim; 2];
+            shape.chunk = covered.chunk.unwrap_or(shape.chunk);
+            if let Some(queries) = covered.queries {
+                (shape.group, shape.tokens) = (queries, 1);
+            }
             shape.pages.iter_mut().for_each(|pages| *pages = 1);
             shape.kinds = TELLING;
         }
@@ -458,10 +507,18 @@ pub(super) fn packed<'r>(run: &'r mut Run<'_>) -> Job<'r> {
     })
 }
 
+/// Head dimensions that keys with a rotary embedding are covered at, one of each kind of kernel, where
+/// they are not drawn.
+pub(super) const ROPE_DIMS: [Option<usize>; 6] =
+    [None, None, Some(8), Some(80), Some(448), Some(512)];
+
 pub(super) fn rope<'r>(run: &'r mut Run<'_>) -> Job<'r> {
     Box::pin(async move {
         let mut shape = shape(run, true);
         let pairing = run.cover(&Pairing::ALL);
+        if let Some(dim) = run.number().and_then(|number| ROPE_DIMS.get(number)) {
+            shape.dims = dim.map_or(shape.dims, |dim| [dim; 2]);
+        }
         shape.pages.iter_mut().for_each(|pages| *pages = (*pages).max(1));
         shape.rope = Some(Rope::with_theta(pairing, 1e4, shape.dims[0] / 2)?);
         let mut cache = Cache::new(shape, &mut run.random)?;

@@ -58,9 +58,39 @@ pub(super) const NAMED: [(Profile, Bits); 8] = [
     (Profile::Paper, Bits::Two),
 ];
 
-/// Head dimensions that covering cases go through.
+/// Head dimensions that every profile is covered at.
 const WIDE: [usize; 3] = [64, 80, 128];
-pub(super) const COVERS: usize = NAMED.len() * WIDE.len();
+/// All the others.
+const OTHERS: [usize; 17] =
+    [8, 16, 24, 32, 40, 48, 56, 96, 112, 160, 192, 224, 256, 320, 384, 448, 512];
+const COMPAT: Scheme = Profile::Compat.scheme(Bits::Two);
+/// More that covering cases go through, with their chunks: keys of the default profile at every rate,
+/// and chunks of every kind that workgroups have room for.
+const MORE: [(Scheme, usize, usize); 8] = [
+    (Profile::Tuned.key_scheme(Bits::One), 128, 64),
+    (Profile::Tuned.key_scheme(Bits::Two), 128, 64),
+    (Profile::Tuned.key_scheme(Bits::Three), 128, 64),
+    (Profile::Tuned.key_scheme(Bits::Four), 128, 64),
+    (COMPAT, 64, 128),
+    (COMPAT, 64, 256),
+    (COMPAT, 64, 511),
+    (COMPAT, 64, 1024),
+];
+pub(super) const COVERS: usize = NAMED.len() * WIDE.len() + MORE.len() + OTHERS.len();
+
+/// What a covering case is about: a scheme, a head dimension, and a chunk if it matters.
+fn covered(number: usize) -> (Scheme, usize, Option<usize>) {
+    let (profile, bits) = NAMED[number % NAMED.len()];
+    if let Some(dim) = WIDE.get(number / NAMED.len()) {
+        return (profile.scheme(bits), *dim, None);
+    }
+    let number = number - NAMED.len() * WIDE.len();
+    if let Some((scheme, dim, chunk)) = MORE.get(number) {
+        return (*scheme, *dim, Some(*chunk));
+    }
+    let number = (number - MORE.len()) % OTHERS.len();
+    (if number.is_multiple_of(2) { MORE[2].0 } else { COMPAT }, OTHERS[number], None)
+}
 
 /// Any combination of the choices.
 pub(super) fn scheme(random: &mut Random) -> Scheme {
@@ -126,15 +156,15 @@ impl Packing {
     fn draw(run: &mut Run<'_>, way: Way) -> Result<Self> {
         let mut dim = run.random.pick(&[8usize, 24, 40, 64, 80, 96, 112, 128]);
         let mut scheme = scheme(&mut run.random);
-        if run.covers() {
-            let (profile, bits) = run.cover(&NAMED);
-            (scheme, dim) = (profile.scheme(bits), run.cover(&WIDE));
-            scheme.signs = None;
+        let mut chunk = None;
+        if let Some(number) = run.number() {
+            (scheme, dim, chunk) = covered(number);
         }
         if way == Way::Signs {
             scheme.signs = Some(run.random.word());
         }
-        let chunk = run.count(2, 80);
+        let drawn = run.count(2, 80);
+        let chunk = chunk.unwrap_or(drawn);
         let codec = Codec::with("data", dim, scheme, chunk, Codebook::builtin())?;
         let rope = if way == Way::Rope {
             let pairing = run.random.pick(&Pairing::ALL);

@@ -2,8 +2,10 @@
 
 use half::{bf16, f16};
 
-use super::attention::{Kind, Ruled, SCALED_SLACK, SLACK, TELLING, decoded};
-use super::nsnquant::{NAMED, scheme};
+use super::attention::{
+    Covered, Kind, OTHERS, ROPE_DIMS, Ruled, SCALED_SLACK, SLACK, TELLING, WIDE, decoded, raw_dim,
+};
+use super::nsnquant::scheme;
 use crate::attention::cpu::{Attended, PagedView, attend_paged};
 use crate::attention::gpu::{self, DevicePagedView, DeviceQueries, DeviceTables};
 use crate::attention::{Causal, PagedAttend, Queries};
@@ -36,6 +38,8 @@ struct Shape {
     kinds: [Kind; 3],
     scaled: bool,
     rope: Option<Rope>,
+    /// Whether all pages of a class lie in one slab, for which kernels of their own are built.
+    one_slab: bool,
 }
 
 impl Shape {
@@ -194,7 +198,8 @@ impl Batch {
         for class in PageClass::ALL {
             let pages: usize = heads.iter().map(|head| head.pages[class.index()].len()).sum();
             let each = layout.pages_per_slab(class) as usize;
-            let count = if each > 0 { pages.div_ceil(each) + 1 } else { 0 };
+            let spare = usize::from(!shape.one_slab);
+            let count = if each > 0 { pages.div_ceil(each) + spare } else { 0 };
             let words = (layout.slab_bytes(class) / 4) as usize;
             for slab in 0..count {
                 // What no page of the batch holds is full of NaN.
@@ -324,9 +329,6 @@ impl Batch {
     }
 }
 
-/// Head dimensions that covering cases go through.
-const WIDE: [usize; 4] = [64, 80, 128, 256];
-
 fn shape(run: &mut Run<'_>, packed: bool) -> Shape {
     const KINDS: [Kind; 4] = [Kind::Normal, Kind::Offset, Kind::Scaled(100.0), Kind::Scaled(1e-3)];
     Shape {
@@ -341,6 +343,7 @@ fn shape(run: &mut Run<'_>, packed: bool) -> Shape {
         kinds: [0; 3].map(|_| run.random.pick(&KINDS)),
         scaled: packed && run.random.odds(3),
         rope: None,
+        one_slab: false,
     }
 }
 
@@ -362,7 +365,12 @@ fn members(run: &mut Run<'_>, shape: &Shape) -> Vec<Vec<[usize; 3]>> {
         .collect()
 }
 
-async fn attend(run: &mut Run<'_>, shape: &Shape) -> Result<()> {
+async fn attend(run: &mut Run<'_>, shape: &mut Shape) -> Result<()> {
+    if run.number().is_some_and(|number| number % 4 == 2) {
+        // Room for the pages of any case.
+        (shape.one_slab, shape.slab_pages) = (true, 64);
+    }
+    let shape = &*shape;
     let mut members = members(run, shape);
     if run.covers()
         && let Some(head) = members.first_mut().and_then(|heads| heads.first_mut())
@@ -380,32 +388,33 @@ async fn attend(run: &mut Run<'_>, shape: &Shape) -> Result<()> {
     Batch::new(shape, &members, &mut run.random)?.judge(run, &config).await
 }
 
-pub(super) const RAW_COVERS: usize = 2 * WIDE.len();
+pub(super) const RAW_COVERS: usize = 2 * WIDE.len() + OTHERS.len();
 
 pub(super) fn raw<'r>(run: &'r mut Run<'_>) -> Job<'r> {
     Box::pin(async move {
         let mut shape = shape(run, false);
         if run.covers() {
             shape.raw = run.cover(&[Dtype::F16, Dtype::Bf16]);
-            shape.dims = [run.cover(&WIDE); 2];
+            shape.dims = [raw_dim(run, 2); 2];
             shape.kinds = TELLING;
         }
-        attend(run, &shape).await
+        attend(run, &mut shape).await
     })
 }
-
-pub(super) const PACKED_COVERS: usize = NAMED.len() * WIDE.len();
 
 pub(super) fn packed<'r>(run: &'r mut Run<'_>) -> Job<'r> {
     Box::pin(async move {
         let mut shape = shape(run, true);
-        if run.covers() {
-            let (profile, bits) = run.cover(&NAMED);
-            shape.schemes = Some([profile.scheme(bits); 2]);
-            shape.dims = [run.cover(&WIDE); 2];
+        if let Some(covered) = run.number().map(Covered::new) {
+            shape.schemes = Some(covered.schemes);
+            shape.dims = [covered.dim; 2];
+            shape.chunk = covered.chunk.unwrap_or(shape.chunk);
+            if let Some(queries) = covered.queries {
+                (shape.group, shape.tokens) = (queries, 1);
+            }
             shape.kinds = TELLING;
         }
-        attend(run, &shape).await
+        attend(run, &mut shape).await
     })
 }
 
@@ -413,7 +422,10 @@ pub(super) fn rope<'r>(run: &'r mut Run<'_>) -> Job<'r> {
     Box::pin(async move {
         let mut shape = shape(run, true);
         let pairing = run.cover(&Pairing::ALL);
+        if let Some(dim) = run.number().and_then(|number| ROPE_DIMS.get(number)) {
+            shape.dims = dim.map_or(shape.dims, |dim| [dim; 2]);
+        }
         shape.rope = Some(Rope::with_theta(pairing, 1e4, shape.dims[0] / 2)?);
-        attend(run, &shape).await
+        attend(run, &mut shape).await
     })
 }

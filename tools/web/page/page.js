@@ -1,28 +1,39 @@
-import init, { Lab } from "./wgkv_web.js";
-
 const at = (id) => document.getElementById(id);
 const number = (value, digits = 0) =>
     value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const percent = (value) => (value === null ? "no number" : `${number(100 * value, 2)}%`);
 const size = (bytes) => (bytes < 1 << 20 ? `${number(bytes / 1024, 1)} KiB` : `${number(bytes / (1 << 20), 1)} MiB`);
-// Long enough for the page to draw, not bound to its being seen.
-const pause = () => new Promise((done) => setTimeout(done));
 
 const say = (id, text, fault = false) => {
     at(id).textContent = text;
     at(id).classList.toggle("fault", fault);
 };
 
-const progress = (id) => {
-    let drawn = 0;
-    return async (done, all, what) => {
-        if (performance.now() - drawn < 50) return;
-        drawn = performance.now();
-        at(`${id}-progress`).max = all;
-        at(`${id}-progress`).value = done;
-        say(`${id}-status`, `${done} of ${all}: ${what}`);
-        await pause();
-    };
+// The library works in a worker, so that the page answers meanwhile.
+const worker = new Worker("worker.js", { type: "module" });
+const calls = new Map();
+let numbers = 0;
+const ask = (verb, values = {}, progress = () => {}) => new Promise((done, failed) => {
+    numbers += 1;
+    calls.set(numbers, { done, failed, progress });
+    worker.postMessage({ call: numbers, verb, values }, values.file ? [values.file] : []);
+});
+worker.onmessage = ({ data: { call, progress, answer, fault } }) => {
+    const asked = calls.get(call);
+    if (progress) return asked.progress(...progress);
+    calls.delete(call);
+    return fault === undefined ? asked.done(answer) : asked.failed(new Error(fault));
+};
+worker.onerror = (event) => {
+    const fault = new Error(`the page's worker failed: ${event.message ?? "its files are not beside the page"}`);
+    for (const { failed } of calls.values()) failed(fault);
+    calls.clear();
+};
+
+const progress = (id) => (done, all, what) => {
+    at(`${id}-progress`).max = all;
+    at(`${id}-progress`).value = done;
+    say(`${id}-status`, `${done} of ${all}: ${what}`);
 };
 
 const svg = (name, attributes, text) => {
@@ -133,26 +144,59 @@ const showFigures = (result) => {
     at("figures").hidden = false;
 };
 
+// A line for each stage, in the order of their first cases, which is filled as cases end.
+const stageTable = () => {
+    const stages = new Map();
+    at("stages").replaceChildren();
+    at("report").hidden = false;
+    at("download").hidden = true;
+    let begun = 0;
+    return (done, all, name, compared, failure) => {
+        if (compared === undefined) {
+            begun = performance.now();
+            if (!stages.has(name)) {
+                const line = row([[name], ["0", "n"], ["0", "n"], [""], ["0.0", "n"], ["runs"]]);
+                at("stages").append(line);
+                stages.set(name, { line, cases: 0, compared: 0, seconds: 0, failed: 0 });
+            }
+            return;
+        }
+        const stage = stages.get(name);
+        stage.cases += 1;
+        stage.compared += compared;
+        stage.seconds += (performance.now() - begun) / 1000;
+        stage.failed += failure === null ? 0 : 1;
+        const cells = stage.line.children;
+        cells[1].textContent = number(stage.cases);
+        cells[2].textContent = number(stage.compared);
+        cells[4].textContent = number(stage.seconds, 1);
+        cells[5].textContent = stage.failed ? "failed" : "passes";
+        window.seconds = Object.fromEntries([...stages].map(([key, value]) => [key, value.seconds]));
+    };
+};
+
 const showReport = (report) => {
     const text = JSON.stringify(report, null, 1);
     URL.revokeObjectURL(at("download").href);
     at("download").href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-    at("stages").replaceChildren(
-        ...report.stages.map((stage) => row([
-            [stage.stage],
-            [number(stage.cases), "n"],
-            [number(stage.compared), "n"],
-            stage.failure ? [stage.failure, "fault"] : ["as it should be"],
-        ])),
-    );
-    at("report").hidden = false;
+    at("download").hidden = false;
+    const lines = new Map([...at("stages").children].map((line) => [line.firstChild.textContent, line]));
+    for (const stage of report.stages) {
+        const line = lines.get(stage.stage) ?? row([[stage.stage], ["0", "n"], ["0", "n"], [""], ["0.0", "n"], [""]]);
+        at("stages").append(line);
+        const { worst } = stage;
+        const [, , , error, , result] = line.children;
+        if (stage.cases) error.textContent = worst ? `${worst.error.toExponential(1)} of ${worst.tolerance.toExponential(1)}` : "exact";
+        result.textContent = stage.failure ? `failed: ${stage.failure}` : stage.cases ? "passed" : "not run";
+        result.classList.toggle("fault", Boolean(stage.failure));
+    }
 };
 
 // Runs one job at a time and says what went wrong.
 const job = (id, work) => {
     at(id).addEventListener("submit", async (event) => {
         event.preventDefault();
-        const buttons = document.querySelectorAll("button");
+        const buttons = document.querySelectorAll("button:not([type=button])");
         buttons.forEach((button) => { button.disabled = true; });
         at(`${id}-progress`).hidden = false;
         say(`${id}-status`, "");
@@ -188,13 +232,12 @@ const start = async () => {
             "have it, as do later versions; on Linux, Chrome may want --enable-unsafe-webgpu.",
         );
     }
-    await init();
-    const lab = await Lab.open();
-    const faults = await lab.self_test();
-    if (faults) throw new Error(`This GPU computes wrongly and cannot be used: ${faults}`);
-    const about = JSON.parse(lab.about());
+    const opened = await ask("open");
+    if (opened.faults) throw new Error(`This GPU computes wrongly and cannot be used: ${opened.faults}`);
+    const about = JSON.parse(opened.about);
     const name = about.name || "a GPU that the browser does not name";
-    say("gpu", `Runs on ${name}; it computes as it should; tensors of up to ${size(about.max_storage_buffer_binding_size)} a head.`);
+    const most = size(about.max_storage_buffer_binding_size);
+    say("gpu", `Runs on ${name}, which passed the self-test. One head's keys or values may have up to ${most}.`);
     document.querySelector("main").hidden = false;
 
     at("keep").addEventListener("input", () => { at("kept").textContent = at("keep").value; });
@@ -202,20 +245,34 @@ const start = async () => {
         document.querySelector("input[name=source][value=file]").checked = true;
     });
     job("compress", async () => {
-        const file = new Uint8Array(await chosenFile());
+        const file = await chosenFile();
         const begun = performance.now();
-        const keep = Number(at("keep").value) / 100;
-        const text = await lab.compress(file, Number(at("bits").value), keep, progress("compress"));
-        window.figures = JSON.parse(text);
+        const values = { file, bits: Number(at("bits").value), keep: Number(at("keep").value) / 100 };
+        window.figures = JSON.parse(await ask("compress", values, progress("compress")));
         showFigures(window.figures);
-        say("compress-status", `Done in ${number((performance.now() - begun) / 1000, 1)} s, errors measured.`);
+        const { nonfinite } = window.figures;
+        const odd = nonfinite ? ` ${number(nonfinite)} NaN or infinite elements count as 0; keys that hold one go first.` : "";
+        say("compress-status", `Done in ${number((performance.now() - begun) / 1000, 1)} s, errors measured.${odd}`);
     });
     job("conform", async () => {
-        const text = await lab.conform(Number(at("cases").value), progress("conform"));
-        window.conformance = JSON.parse(text);
+        const [bar, table] = [progress("conform"), stageTable()];
+        const tell = (...told) => { bar(...told); table(...told); };
+        const begun = performance.now();
+        at("stop").hidden = false;
+        const values = { quick: at("quick").checked, cases: Number(at("cases").value) };
+        try {
+            window.conformance = JSON.parse(await ask("conform", values, tell));
+        } finally {
+            at("stop").hidden = true;
+        }
         showReport(window.conformance);
-        say("conform-status", window.conformance.passed ? "Passed." : "Failed: please send the report in.", !window.conformance.passed);
+        const { passed, stages } = window.conformance;
+        const missed = stages.filter((stage) => stage.cases === 0).length;
+        const time = `in ${number((performance.now() - begun) / 1000)} s`;
+        const rest = missed ? `, stopped before ${missed} of ${stages.length} stages` : ` of all ${stages.length} stages`;
+        say("conform-status", passed ? `Passed: the cases${rest}, ${time}.` : "Failed: please send the report in.", !passed);
     });
+    at("stop").addEventListener("click", () => worker.postMessage({ verb: "stop" }));
     document.body.dataset.ready = "yes";
 };
 

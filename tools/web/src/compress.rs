@@ -50,6 +50,7 @@ struct Sums {
     bytes: Bytes,
     input_elements: usize,
     kept_elements: usize,
+    nonfinite: usize,
     keys: Errors,
     values: Errors,
     outputs: Errors,
@@ -109,6 +110,7 @@ pub async fn compress(
         "ratio": sums.before as f64 / after as f64,
         "k_bits": preset.k_bits.get(),
         "v_bits": preset.v_bits.get(),
+        "nonfinite": sums.nonfinite,
         "keys": sums.keys.relative(),
         "values": sums.values.relative(),
         "outputs": sums.outputs.relative(),
@@ -205,6 +207,7 @@ impl<'a> Job<'a> {
             sums.before += tokens * dim * whole.dtype().bytes();
             sums.input_elements += tokens * dim;
             sums.kept_elements += count * dim;
+            sums.nonfinite += (0..whole.len()).filter(|at| !whole.get(*at).is_finite()).count();
             sums.bytes.codes += pages * layout.code_bytes();
             sums.bytes.scales += pages * layout.scale_bytes();
             sums.bytes.means += pages * layout.mean_bytes();
