@@ -28,7 +28,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// As [`dot`], with the f32 that `real` makes of the elements of `b`.
-pub fn dot_by<T: Copy>(a: &[f32], b: &[T], real: impl Fn(T) -> f32) -> f32 {
+pub(crate) fn dot_by<T: Copy>(a: &[f32], b: &[T], real: impl Fn(T) -> f32) -> f32 {
     let mut lanes = [0.0f32; 8];
     let (wholes, rest) = a.as_chunks::<64>();
     let (whole_others, other_rest) = b.as_chunks::<64>();
