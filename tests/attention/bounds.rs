@@ -1,79 +1,15 @@
 //! Tables that name what is not there: kernels built without guards of bounds (`GUARDED` in
 //! `src/gpu/kernel.rs`) answer as those that have them.
 
-use wgkv::Error;
-use wgkv::attention::Causal;
-use wgkv::attention::PagedAttend;
-use wgkv::layout::pool::{PageClass, PageId};
 use wgkv::layout::{Bits, Profile, Scheme};
 use wgkv::shape::Dtype;
 
-use crate::common::{Case, Kind, PATHS, Path, Random, Shape as FlatShape};
+use crate::common::{Case, Kind, PATHS, Random, Shape as FlatShape};
 use crate::packed::SLACK;
-use crate::paged::{Batch, Member, Shape};
 
 /// Plain books, which the unguarded kernels read.
 fn plain() -> [Scheme; 2] {
     [Bits::Three, Bits::Two].map(|bits| Profile::Tuned.scheme(bits))
-}
-
-/// Pages of plain books, in one slab or in two, asked by so many query heads a KV head.
-fn batch(slab_pages: usize, group: usize) -> Batch {
-    let schemes = Some(plain());
-    let shape = Shape { schemes, chunk: 32, slab_pages, group, ..Shape::simple(64) };
-    let heads = vec![(4, 7, 30), (4, 1, 0)];
-    Batch::new(&shape, &[Member { seed: 31, heads }], 0)
-}
-
-#[test]
-fn packed_pages_beyond_their_slab_are_left_out_by_every_kernel() -> wgkv::Result<()> {
-    let class = PageClass::Packed;
-    // Each of the kernels, with one slab and with several; all of them are slow to compile in software.
-    let cases =
-        [(1, 2, Causal::All), (1, 1, Causal::Newest), (2, 1, Causal::All), (4, 1, Causal::Newest)];
-    for (group, slab_pages, causal) in cases {
-        let mut batch = batch(slab_pages, group);
-        let layout = batch.layout.clone();
-        let config = PagedAttend { causal, ..PagedAttend::default() };
-        let whole = batch.run(Path::Gpu, &config);
-        batch.judge(&whole, &config, SLACK);
-        let slabs = batch.slabs[class.index()].len();
-        assert_eq!(slabs > 1, slab_pages == 1, "{slabs} slabs");
-        // The first place that there is not, and the last that a number can name.
-        let (first, last) = (layout.pages_per_slab(class), (1u32 << layout.shift(class)) - 1);
-        assert!(first <= last);
-        let good = batch.tables.packed[2];
-        let slab = layout.slab_of(class, good);
-        let missing = [first, last].map(|index| layout.page(class, slab, index));
-        let mut rows = batch.rows.clone();
-        for list in [&mut rows.keys[0], &mut rows.values[0]] {
-            list.drain((4 + 2 * 32) * 64..(4 + 3 * 32) * 64);
-        }
-        rows.positions[0].drain(4 + 2 * 32..4 + 3 * 32);
-        batch.rows = rows;
-        for page in missing {
-            batch.tables.packed[2] = page;
-            let (got, _) = batch.gpu_counted(&config)?;
-            batch.judge(&got, &config, SLACK);
-            // The other head does not notice.
-            assert_eq!(got.out[group * 64..], whole.out[group * 64..]);
-            let error = batch.cpu(&config).expect_err("a page outside");
-            assert!(matches!(error, Error::Offsets { argument: "page table", .. }));
-        }
-        // A slab that is not there is refused on both paths.
-        for page in [layout.page(class, 40, 0), PageId::NONE] {
-            batch.tables.packed[2] = page;
-            assert!(matches!(batch.cpu(&config), Err(Error::Offsets { .. })));
-            assert!(matches!(batch.gpu_counted(&config), Err(Error::Offsets { .. })));
-        }
-        // So is one that is shorter than the layout says.
-        batch.tables.packed[2] = good;
-        if let Some(Some(words)) = batch.slabs[class.index()].first_mut() {
-            words.truncate(words.len() / 2);
-        }
-        assert!(matches!(batch.gpu_counted(&config), Err(Error::Length { .. })));
-    }
-    Ok(())
 }
 
 /// Rows side by side in plain pages and raw: three rows of 3, 0 and 2 pages.

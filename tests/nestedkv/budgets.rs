@@ -101,16 +101,13 @@ fn no_heads_and_empty_heads() {
 /// Bins are held for 4,096 sequences at a time, so that more compete in rounds.
 #[test]
 fn more_sequences_than_a_round_takes() {
-    let (sequences, heads, tokens) = (16_384 + 3, 2, 4);
+    let (sequences, heads, tokens) = (16_384 + 3, 2, 3);
     let rows = sequences * heads;
     // Few values, so that equals compete within a head and over heads; other ones in each sequence.
     let scores: Vec<f32> = uniform(7, rows * tokens).iter().map(|x| (4.0 * x).floor()).collect();
-    let budget = Budget::Adaptive { per_head: 3, heads };
-    // Each head is sure of one.
+    let budget = Budget::Adaptive { per_head: 2, heads };
     let config = EvictConfig { sinks: 1, safeguard: 0.6, ..EvictConfig::new(budget) };
     let want = cpu::keep(&scores, rows, tokens, &config).expect("a selection");
-    for kept in [2, 3, 4] {
-        assert!(want.offsets.windows(2).any(|pair| pair[1] - pair[0] == kept), "{kept}");
-    }
+    assert!(want.offsets.windows(2).any(|pair| pair[1] - pair[0] != 2));
     assert!(gpu_keep(&scores, rows, tokens, &config) == want);
 }
