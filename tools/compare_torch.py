@@ -12,7 +12,9 @@ next one the other way round; each side runs a case so many times after a warm-u
 by timestamps of the GPU here and CUDA events there, and the table shows medians over the rounds. Both
 sides get random normal numbers in the same shapes. PyTorch's answers are checked against plain f32
 arithmetic on the tensors that are timed; the program checks its own against its CPU path in small shapes
-of the same cases before anything is timed.
+of the same cases before anything is timed. `attend-packed` and `attend-raw` are rows side by side,
+`attend-paged` the pages of a pool with what that keeps raw; `ragged` has heads of 4 to 1 in length with as
+many tokens in all, and its line says how much longer they take than even ones.
 """
 
 import argparse
@@ -218,17 +220,21 @@ def name_of(line):
     for field, form in (("profile", "{}"), ("bits", "{} bits"), ("group", "x{}")):
         if line.get(field) is not None:
             parts.append(form.format(line[field]))
-    if line.get("adaptive"):
-        parts.append("adaptive")
+    if line.get("preset") is not None:
+        parts.append(f"preset {line['preset']}")
+    parts += [word for word in ("adaptive", "ragged") if line.get(word)]
     return " ".join(parts)
 
 
 def parts_of(names):
     eight = ["--batch", "8", "--heads", "8", "--dim", "128"]
     packed = "attend-raw,attend-packed"
+    default = ["--presets", "2.75", "--ragged"]
     both = [
         ["--methods", packed, "--bits", "1,2"],
         ["--methods", "attend-packed", "--profile", "tuned", "--bits", "1,2,3"],
+        ["--methods", "attend-paged", "--profile", "tuned", "--bits", "1,2", *default],
+        ["--methods", "attend-paged", "--profile", "compat", "--bits", "2"],
     ]
     keep = ["--methods", "score,keep,evict", "--adaptive", "--keep", "0.25"]
     parts = {
@@ -312,6 +318,7 @@ def report(part, ours, others, as_json):
         other = statistics.median(round[key][0] for round in others)
         form = others[-1][key][1]
         copy = statistics.median(line["copy_gb_per_s"] for line in of)
+        uneven = [line["of_even"] for line in of if line.get("of_even") is not None]
         row = {
             "part": part,
             "case": case,
@@ -322,13 +329,15 @@ def report(part, ours, others, as_json):
             "torch_form": form,
             "ratio": round(other / mine, 3),
             "copy_gb_per_s": round(copy),
+            "of_even": round(statistics.median(uneven), 3) if uneven else None,
         }
         if as_json:
             print(json.dumps(row), flush=True)
         else:
+            even = f"   {row['of_even']} times even heads" if uneven else ""
             print(
-                f"{part:7} {case:32} wgkv {mine:8.4f} ms   PyTorch {other:8.4f} ms ({form})"
-                f"   {other / mine:6.2f} times   copy {copy:.0f} GB/s",
+                f"{part:7} {case:48} wgkv {mine:8.4f} ms   PyTorch {other:8.4f} ms ({form})"
+                f"   {other / mine:6.2f} times   copy {copy:.0f} GB/s{even}",
                 flush=True,
             )
 

@@ -24,19 +24,35 @@ pub fn exp(x: f32) -> f32 {
 /// Dot product in 8 lanes (channel `c` in lane `c % 8`), 64 channels at a time, the lanes added
 /// pairwise at the end. Lengths must be equal and multiples of 8.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    dot_by(a, b, |b| b)
+}
+
+/// As [`dot`], with the f32 that `real` makes of the elements of `b`.
+pub(crate) fn dot_by<T: Copy>(a: &[f32], b: &[T], real: impl Fn(T) -> f32) -> f32 {
     let mut lanes = [0.0f32; 8];
-    for (a, b) in a.chunks(64).zip(b.chunks(64)) {
-        let mut part = [0.0f32; 8];
-        for (x, y) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
-            for lane in 0..8 {
-                part[lane] += x[lane] * y[lane];
-            }
-        }
-        for lane in 0..8 {
-            lanes[lane] += part[lane];
-        }
+    let (wholes, rest) = a.as_chunks::<64>();
+    let (whole_others, other_rest) = b.as_chunks::<64>();
+    for (a, b) in wholes.iter().zip(whole_others) {
+        add_part(&mut lanes, a, b, &real);
+    }
+    if !rest.is_empty() {
+        add_part(&mut lanes, rest, other_rest, &real);
     }
     add_lanes(lanes)
+}
+
+/// Adds the lanes of up to 64 channels, of which a fixed number is unrolled.
+#[inline(always)]
+fn add_part<T: Copy>(lanes: &mut [f32; 8], a: &[f32], b: &[T], real: impl Fn(T) -> f32) {
+    let mut part = [0.0f32; 8];
+    for (x, y) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {
+        for lane in 0..8 {
+            part[lane] += x[lane] * real(y[lane]);
+        }
+    }
+    for lane in 0..8 {
+        lanes[lane] += part[lane];
+    }
 }
 
 /// Adds 8 lanes pairwise.

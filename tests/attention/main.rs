@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bounds;
 mod common;
 mod fused;
 mod merge;

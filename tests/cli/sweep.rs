@@ -27,10 +27,10 @@ fn every_method_is_timed_and_checked_on_a_gpu() {
         "1,4",
         "--stages",
         "--methods",
-        "score,select,compact,keep,evict,encode,attend-raw,attend-packed",
+        "score,select,compact,keep,evict,encode,attend-raw,attend-packed,attend-paged",
     ]);
-    // 3 + 2 x 2 selections, 2 rates to encode, 2 groups raw, 4 packed; twice.
-    assert_eq!(found.len(), 2 * 15);
+    // 3 + 2 x 2 selections, 2 rates to encode, 2 groups raw, 4 packed, 4 in pages; twice.
+    assert_eq!(found.len(), 2 * 19);
     for line in &found {
         let on_gpu = line["device"] != "cpu";
         assert!(line["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{line}");
@@ -65,6 +65,46 @@ fn profiles_and_presets_are_told_apart_and_the_baseline_does_too() {
     for (line, packing) in found.iter().zip(packings.iter().cycle()) {
         assert_eq!(name(line), *packing, "{line}");
         assert_eq!(line["baseline"], line["device"] != "cpu", "{line}");
+    }
+}
+
+/// Bytes of a row in a pool at 2 bits of 16 channels, by the rules of the default preset: 4 sinks and 16
+/// recent tokens are raw, and what does not fill a chunk.
+fn held(tokens: usize, packed_bytes: usize) -> usize {
+    let packed = tokens.saturating_sub(4 + 16) / 64;
+    packed * packed_bytes + (tokens - 64 * packed) * 2 * 16 * 2
+}
+
+#[test]
+fn heads_of_uneven_length_stand_beside_even_ones() {
+    for more in [&["--beside-baseline"][..], &["--backend", "cpu"]] {
+        let methods = "attend-packed,attend-paged";
+        let args = ["--tokens", "200", "--heads", "3", "--ragged", "--methods", methods, "--group"];
+        let found = {
+            let tiny = ["sweep", "--json", "--dim", "16", "--repeats", "1", "--warmup", "0"];
+            let run = wgkv(tiny.iter().chain(&args).chain(&["2"]).chain(more));
+            assert_eq!(run.code, 0, "{}", run.stderr);
+            let lines = run.stdout.lines();
+            lines.map(|line| serde_json::from_str(line).expect("JSON")).collect::<Vec<Value>>()
+        };
+        let on_gpu = found[0]["device"] != "cpu";
+        assert_eq!(found.len(), if on_gpu { 6 } else { 3 });
+        let bytes = |line: &Value| line["bytes"].as_u64().expect("bytes") as usize;
+        // Chunks of the rows side by side: 3 of 64 tokens a row.
+        let ends = 3 * 2 * 2 * 2 * 16;
+        let chunk = (bytes(&found[0]) - ends) / 9;
+        for (line, place) in found.iter().zip(0..) {
+            let kind = if on_gpu { place / 2 } else { place };
+            let ragged = [Value::Null, false.into(), true.into()];
+            assert_eq!(line["ragged"], ragged[kind], "{line}");
+            assert_eq!(line["baseline"], on_gpu && place % 2 == 1, "{line}");
+            assert_eq!(line["of_best"].is_number(), on_gpu && place % 2 == 1, "{line}");
+            assert_eq!(line["of_even"].is_number(), kind == 2, "{line}");
+            assert_eq!(line["error"].is_number(), on_gpu, "{line}");
+            let rows = [[0; 3], [200; 3], [320, 80, 200]][kind];
+            let expected: usize = rows.iter().map(|tokens| held(*tokens, chunk)).sum();
+            assert!(kind == 0 || bytes(line) == expected + ends, "{expected} {line}");
+        }
     }
 }
 

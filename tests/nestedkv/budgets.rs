@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use wgkv::gpu::Slice;
-use wgkv::nestedkv::{cpu, gpu};
+use wgkv::nestedkv::{Budget, EvictConfig, cpu, gpu};
 
-use super::cases::{few, uniform, upload};
+use super::cases::{few, gpu_keep, uniform, upload};
 use crate::support;
 
 /// The rule by sorting, on the scores as they are.
@@ -96,4 +96,18 @@ fn no_heads_and_empty_heads() {
     assert_eq!(cpu::allocate_head_budgets(&[&[], &[]], 5, 0.2).expect("budgets"), [0, 0]);
     assert!(cpu::allocate_head_budgets(&[&[1.0]], 1, f64::NAN).is_err());
     assert!(cpu::allocate_head_budgets(&[&[1.0]], 1, 1.5).is_err());
+}
+
+/// Bins are held for 4,096 sequences at a time, so that more compete in rounds.
+#[test]
+fn more_sequences_than_a_round_takes() {
+    let (sequences, heads, tokens) = (16_384 + 3, 2, 3);
+    let rows = sequences * heads;
+    // Few values, so that equals compete within a head and over heads; other ones in each sequence.
+    let scores: Vec<f32> = uniform(7, rows * tokens).iter().map(|x| (4.0 * x).floor()).collect();
+    let budget = Budget::Adaptive { per_head: 2, heads };
+    let config = EvictConfig { sinks: 1, safeguard: 0.6, ..EvictConfig::new(budget) };
+    let want = cpu::keep(&scores, rows, tokens, &config).expect("a selection");
+    assert!(want.offsets.windows(2).any(|pair| pair[1] - pair[0] != 2));
+    assert!(gpu_keep(&scores, rows, tokens, &config) == want);
 }

@@ -96,7 +96,10 @@ impl Gpu {
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("wgkv"),
             required_features: gpu::required_features()
-                | (adapter.features() & wgpu::Features::TIMESTAMP_QUERY),
+                | match baseline {
+                    true => adapter.features() & wgpu::Features::TIMESTAMP_QUERY,
+                    false => gpu::optional_features(adapter.features()),
+                },
             required_limits: if baseline { plain } else { limits },
             ..Default::default()
         };

@@ -4,7 +4,7 @@ use core::ops::{AddAssign, SubAssign};
 
 use super::norm::LIFT;
 use crate::nestedkv::plan::GRID;
-use crate::primitives::math::add_lanes;
+use crate::primitives::math::dot_by;
 
 /// An integer that sums of keys on the grid run in: exact, whatever the order.
 pub trait Sum: Copy + Default + From<i32> + AddAssign + SubAssign + Send {
@@ -39,6 +39,8 @@ pub struct Window<S> {
     window: usize,
     slots: usize,
     keys: Vec<i32>,
+    /// What stands for a key before the first.
+    zeros: Vec<i32>,
     sum: Vec<S>,
 }
 
@@ -46,7 +48,8 @@ impl<S: Sum> Window<S> {
     /// Room for windows of `window` tokens and blocks of `block`.
     pub fn new(dim: usize, window: usize, block: usize) -> Self {
         let slots = window + block;
-        Self { dim, window, slots, keys: vec![0; slots * dim], sum: vec![S::default(); dim] }
+        let (keys, zeros) = (vec![0; slots * dim], vec![0; dim]);
+        Self { dim, window, slots, keys, zeros, sum: vec![S::default(); dim] }
     }
 
     fn slot(&self, token: usize) -> core::ops::Range<usize> {
@@ -82,43 +85,18 @@ impl<S: Sum> Window<S> {
     /// itself on the grid, each in 8 lanes, 64 channels at a time.
     pub fn advance(&mut self, token: usize, key: &[f32], mean: &[f32]) -> [f32; 3] {
         let new = self.slot(token);
-        let old = if token >= self.window { self.slot(token - self.window) } else { 0..0 };
-        let (new, old) = (&self.keys[new], &self.keys[old]);
-        let mut episodic = [0.0f32; 8];
-        let mut current = [0.0f32; 8];
-        let mut own = [0.0f32; 8];
-        for at in (0..self.dim).step_by(64) {
-            let part = at..(at + 64).min(self.dim);
-            let sum = &mut self.sum[part.clone()];
-            if old.is_empty() {
-                for (s, &new) in sum.iter_mut().zip(&new[part.clone()]) {
-                    *s += S::from(new);
-                }
-            } else {
-                for ((s, &new), &old) in
-                    sum.iter_mut().zip(&new[part.clone()]).zip(&old[part.clone()])
-                {
-                    *s += S::from(new - old);
-                }
-            }
-            let mut e = [0.0f32; 8];
-            let mut c = [0.0f32; 8];
-            let mut o = [0.0f32; 8];
-            let lines = key[part.clone()].chunks_exact(8).zip(mean[part.clone()].chunks_exact(8));
-            let sums = sum.chunks_exact(8).zip(new[part].chunks_exact(8));
-            for ((x, m), (s, q)) in lines.zip(sums) {
-                for lane in 0..8 {
-                    e[lane] += x[lane] * m[lane];
-                    c[lane] += x[lane] * s[lane].to_f32();
-                    o[lane] += x[lane] * q[lane] as f32;
-                }
-            }
-            for lane in 0..8 {
-                episodic[lane] += e[lane];
-                current[lane] += c[lane];
-                own[lane] += o[lane];
-            }
+        let new = &self.keys[new];
+        let old = match token.checked_sub(self.window) {
+            Some(oldest) => &self.keys[self.slot(oldest)],
+            None => &self.zeros[..],
+        };
+        for ((s, new), old) in self.sum.iter_mut().zip(new).zip(old) {
+            *s += S::from(new - old);
         }
-        [add_lanes(episodic), add_lanes(current), add_lanes(own)]
+        [
+            dot_by(key, mean, |m| m),
+            dot_by(key, &self.sum, S::to_f32),
+            dot_by(key, new, |q| q as f32),
+        ]
     }
 }

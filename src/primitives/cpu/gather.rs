@@ -1,5 +1,6 @@
 //! Copies token rows to a ragged list, as f16.
 
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
@@ -54,7 +55,7 @@ pub fn gather(
 ///
 /// # Errors
 /// [`Error::Length`], [`Error::Offsets`] as [`gather`].
-pub fn gather_raw<T: Copy + Default + Send + Sync>(
+pub fn gather_raw<T: Copy + Zeroable + Send + Sync>(
     argument: &'static str,
     values: &[T],
     data: &Tensor<'_>,
@@ -86,7 +87,7 @@ fn convert(
 }
 
 /// Runs `copy(token row, out)` for every kept row.
-fn rows<T: Copy + Default + Send + Sync>(
+fn rows<T: Copy + Zeroable + Send + Sync>(
     argument: &'static str,
     data: &Tensor<'_>,
     offsets: &[u32],
@@ -105,7 +106,8 @@ fn rows<T: Copy + Default + Send + Sync>(
         });
     }
     let dim = data.head_dim();
-    let mut out = vec![T::default(); positions.len() * dim];
+    // Not touched before the tasks write it, so that they share the page faults too.
+    let mut out = bytemuck::allocation::zeroed_vec(positions.len() * dim);
     let mut tasks = Vec::new();
     let mut rest = out.as_mut_slice();
     for row in 0..data.rows() {

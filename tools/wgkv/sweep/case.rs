@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use wgkv::layout::PageLayout;
+use wgkv::layout::{PageLayout, Preset};
 
 /// A timed method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -22,8 +22,10 @@ pub enum Method {
     Encode,
     /// Attention on f16 keys and values
     AttendRaw,
-    /// Attention on packed keys and values
+    /// Attention on packed keys and values, rows side by side
     AttendPacked,
+    /// Attention on the pages of a pool: sinks, packed chunks and the newest tokens
+    AttendPaged,
 }
 
 impl Method {
@@ -38,6 +40,7 @@ impl Method {
             Self::Encode => "encode",
             Self::AttendRaw => "attend-raw",
             Self::AttendPacked => "attend-packed",
+            Self::AttendPaged => "attend-paged",
         }
     }
 }
@@ -68,8 +71,9 @@ impl Shape {
 pub struct Packing {
     pub keys: PageLayout,
     pub values: PageLayout,
-    pub profile: &'static str,
-    /// Bits an element of the preset that it is of.
+    /// What a pool of these pages keeps raw, and how it packs the rest.
+    pub rules: Preset,
+    /// Bits an element, if the rules are a preset as it is.
     pub preset: Option<f64>,
 }
 
@@ -82,6 +86,8 @@ pub struct Case {
     /// Pages of keys, of values, and what their choices are called.
     pub pages_of: Option<Packing>,
     pub adaptive: Option<bool>,
+    /// Whether heads are long and short by turns, 4 to 1, with as many tokens in all.
+    pub ragged: Option<bool>,
     /// Tokens that stay in a row.
     pub kept: Option<usize>,
 }
@@ -105,6 +111,9 @@ impl Case {
             Method::Encode => keys + self.pages() * self.words()[0] * 4,
             Method::AttendRaw => 2 * keys + ends,
             Method::AttendPacked => self.pages() * self.words().iter().sum::<usize>() * 4 + ends,
+            Method::AttendPaged => {
+                self.lengths().into_iter().map(|n| self.held(n)).sum::<usize>() + ends
+            }
         };
         bytes as u64
     }
@@ -125,7 +134,9 @@ impl Case {
                 elements * (turns + 2 * rows)
             }
             (Method::Encode, None) => 0,
-            (Method::AttendRaw | Method::AttendPacked, _) => 4 * elements * self.group.unwrap_or(1),
+            (Method::AttendRaw | Method::AttendPacked | Method::AttendPaged, _) => {
+                4 * elements * self.group.unwrap_or(1)
+            }
         };
         operations as u64
     }
@@ -134,6 +145,28 @@ impl Case {
     pub fn pages(&self) -> usize {
         let chunk = self.pages_of.map(|packing| packing.keys.chunk());
         chunk.map_or(0, |chunk| self.shape.rows() * (self.shape.tokens / chunk))
+    }
+
+    /// Tokens of every row of a pool.
+    pub fn lengths(&self) -> Vec<usize> {
+        let (rows, tokens) = (self.shape.rows(), self.shape.tokens);
+        let sinks = self.pages_of.map_or(0, |packing| packing.rules.sinks);
+        let short = (2 * tokens / 5).max(sinks.min(tokens));
+        let ragged = |row: usize| match (row % 2, row + 1 == rows) {
+            (0, true) => tokens,
+            (0, false) => 2 * tokens - short,
+            _ => short,
+        };
+        (0..rows).map(|row| if self.ragged == Some(true) { ragged(row) } else { tokens }).collect()
+    }
+
+    /// Bytes of keys and values that a pool holds of a row of so many tokens.
+    fn held(&self, tokens: usize) -> usize {
+        let Some(Packing { keys, rules, .. }) = self.pages_of else { return 0 };
+        let packed = tokens.saturating_sub(rules.sinks + rules.recent) / keys.chunk();
+        let raw = tokens - packed * keys.chunk();
+        let scale = if rules.key_scale && packed > 0 { 2 * self.shape.dim } else { 0 };
+        4 * packed * self.words().iter().sum::<usize>() + 4 * raw * self.shape.dim + scale
     }
 
     fn words(&self) -> [usize; 2] {
@@ -149,13 +182,14 @@ impl Case {
             ("group", json!(self.group)),
             ("dim", json!(self.shape.dim)),
             ("tokens", json!(self.shape.tokens)),
-            ("profile", json!(self.pages_of.map(|packing| packing.profile))),
+            ("profile", json!(self.pages_of.map(|packing| packing.rules.profile.name()))),
             ("preset", json!(self.pages_of.and_then(|packing| packing.preset))),
             ("bits", json!(self.pages_of.map(|packing| packing.keys.bits().get()))),
             ("value_bits", json!(self.pages_of.map(|packing| packing.values.bits().get()))),
             ("chunk", json!(self.pages_of.map(|packing| packing.keys.chunk()))),
             ("kept", json!(self.kept)),
             ("adaptive", json!(self.adaptive)),
+            ("ragged", json!(self.ragged)),
         ]
     }
 
@@ -167,13 +201,17 @@ impl Case {
     /// What is done, whatever the shape.
     pub fn kind(&self) -> String {
         let mut name = self.method.name().to_string();
-        if let Some(Packing { keys, values, profile, .. }) = &self.pages_of {
+        if let Some(Packing { keys, values, rules, .. }) = &self.pages_of {
+            let profile = rules.profile.name();
             let (k, v) = (keys.bits().get(), values.bits().get());
             let rates = if k == v { format!("{k}") } else { format!("{k}+{v}") };
             name += &format!(" {profile} {rates} bits r{}", keys.chunk());
         }
         if self.adaptive == Some(true) {
             name += " adaptive";
+        }
+        if self.ragged == Some(true) {
+            name += " ragged";
         }
         if let Some(group) = self.group {
             name += &format!(" x{group}");

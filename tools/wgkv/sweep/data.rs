@@ -9,6 +9,7 @@ use wgkv::primitives::order::order_key;
 use wgkv::shape::{Elements, Tensor};
 
 use super::case::{Case, Method, Shape};
+use super::pages::HostPages;
 use crate::file::Fail;
 
 /// Keys, values and queries.
@@ -88,6 +89,7 @@ pub enum Before {
     Nothing,
     Scores(Vec<f32>),
     Packed(Box<[Codec; 2]>, [Vec<u32>; 2]),
+    Paged(Box<HostPages>),
 }
 
 /// Runs the stages before a case.
@@ -104,6 +106,7 @@ pub fn before(data: &Data, case: &Case) -> Result<Before, Fail> {
             let pages = [pack(&codecs[0], &data.keys)?, pack(&codecs[1], &data.values)?];
             Before::Packed(Box::new(codecs), pages)
         }
+        Method::AttendPaged => Before::Paged(Box::new(HostPages::new(data, case)?)),
         _ => Before::Nothing,
     })
 }
@@ -145,7 +148,7 @@ pub fn run(data: &Data, case: &Case, before: &Before) -> Result<Answer, Fail> {
             let [codec, _] = codecs(case)?;
             Answer::Words(nsnquant::encode(&codec, Elements::F16(&data.keys), &starts(case))?)
         }
-        (Method::AttendRaw | Method::AttendPacked, before) => {
+        (Method::AttendRaw | Method::AttendPacked | Method::AttendPaged, before) => {
             let group = case.group.unwrap_or(1);
             let queries = data.queries(group);
             let queries = Queries {
@@ -155,6 +158,9 @@ pub fn run(data: &Data, case: &Case, before: &Before) -> Result<Answer, Fail> {
                 tokens: 1,
                 head_dim: dim,
             };
+            if let Before::Paged(pages) = before {
+                return pages.attend(&queries).map(Answer::Reals);
+            }
             let pages = case.pages() / rows.max(1);
             let page_offsets = offsets(rows, pages);
             let packed = match before {

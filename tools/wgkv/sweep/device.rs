@@ -14,6 +14,7 @@ use wgkv::wgpu;
 
 use super::case::{Case, Method, Shape};
 use super::data::{Answer, Data, codecs, eviction, offsets, starts};
+use super::pages::DevicePages;
 use crate::engine::Gpu;
 use crate::file::Fail;
 
@@ -48,6 +49,7 @@ pub struct Loaded<'a> {
 pub struct Prepared {
     words: Vec<wgpu::Buffer>,
     codecs: Option<[DeviceCodec; 2]>,
+    pages: Option<DevicePages>,
 }
 
 impl<'a> Loaded<'a> {
@@ -85,7 +87,7 @@ impl<'a> Loaded<'a> {
         let upload =
             |words: &[u32]| self.gpu.context.upload("sweep words", bytemuck::cast_slice(words));
         let rows = self.shape.rows();
-        let mut prepared = Prepared { words: Vec::new(), codecs: None };
+        let mut prepared = Prepared { words: Vec::new(), codecs: None, pages: None };
         match case.method {
             Method::Select | Method::Compact => {
                 let counts = upload(&vec![case.kept.unwrap_or(0) as u32; rows])?;
@@ -127,10 +129,13 @@ impl<'a> Loaded<'a> {
                 }
                 prepared.codecs = Some(codecs);
             }
-            Method::AttendRaw => {
+            Method::AttendRaw | Method::AttendPaged => {
                 let queries = data.queries(case.group.unwrap_or(1));
                 prepared.words =
                     vec![self.gpu.context.upload("queries", bytemuck::cast_slice(&queries))?];
+                if case.method == Method::AttendPaged {
+                    prepared.pages = Some(DevicePages::new(self.gpu, data, case)?);
+                }
             }
             Method::Score | Method::Keep | Method::Evict => {}
         }
@@ -174,7 +179,7 @@ impl<'a> Loaded<'a> {
         &self,
         rec: &mut Recorder<'_>,
         case: &Case,
-        prepared: &Prepared,
+        prepared: &mut Prepared,
     ) -> wgkv::Result<wgpu::Buffer> {
         let Shape { batch, heads, dim, tokens } = self.shape;
         let rows = self.shape.rows();
@@ -201,8 +206,19 @@ impl<'a> Loaded<'a> {
                 self.pack(rec, codec, &self.keys, &words[0], &words[1], case.pages())?;
                 words[1].clone()
             }
-            (Method::AttendRaw | Method::AttendPacked, codecs) => {
+            (Method::AttendRaw | Method::AttendPacked | Method::AttendPaged, codecs) => {
                 let group = case.group.unwrap_or(1);
+                let queries = DeviceQueries {
+                    data: Slice::all(&words[0]),
+                    dtype: Dtype::F16,
+                    batch,
+                    heads: heads * group,
+                    tokens: 1,
+                    head_dim: dim,
+                };
+                if let Some(pages) = &mut prepared.pages {
+                    return Ok(pages.attend(rec, &queries)?.out);
+                }
                 let packed = codecs.as_ref().map(|[keys, values]| DevicePackedView {
                     keys,
                     values,
@@ -226,14 +242,6 @@ impl<'a> Loaded<'a> {
                     raw_positions: None,
                     packed,
                 };
-                let queries = DeviceQueries {
-                    data: Slice::all(&words[0]),
-                    dtype: Dtype::F16,
-                    batch,
-                    heads: heads * group,
-                    tokens: 1,
-                    head_dim: dim,
-                };
                 attend(rec, &view, &queries, &AttendConfig::default())?.out
             }
             (Method::Score, _) | (Method::Encode, None) => {
@@ -246,7 +254,7 @@ impl<'a> Loaded<'a> {
     pub fn time(
         &self,
         case: &Case,
-        prepared: &Prepared,
+        prepared: &mut Prepared,
         stages: bool,
     ) -> Result<(Vec<Span>, u64), Fail> {
         let mut dispatches = 0;
@@ -264,14 +272,14 @@ impl<'a> Loaded<'a> {
     }
 
     /// Runs a case once and brings its answer back.
-    pub fn answer(&self, case: &Case, prepared: &Prepared) -> Result<Answer, Fail> {
+    pub fn answer(&self, case: &Case, prepared: &mut Prepared) -> Result<Answer, Fail> {
         let mut bytes = self.gpu.run(|rec| {
             let buffer = self.record(rec, case, prepared)?;
             Ok(vec![rec.read_back(Slice::all(&buffer))?])
         })?;
         let bytes = bytes.pop().unwrap_or_default();
         Ok(match case.method {
-            Method::Score | Method::AttendRaw | Method::AttendPacked => {
+            Method::Score | Method::AttendRaw | Method::AttendPacked | Method::AttendPaged => {
                 Answer::Reals(bytemuck::pod_collect_to_vec(&bytes))
             }
             _ => Answer::Words(bytemuck::pod_collect_to_vec(&bytes)),

@@ -3,6 +3,7 @@
 mod case;
 mod data;
 mod device;
+mod pages;
 mod plot;
 
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ use crate::report::{print, progress, table};
 pub use case::Method;
 use case::{Case, Packing, Shape};
 use data::Data;
-use device::{Copy, Loaded};
+use device::{Copy, Loaded, Prepared};
 
 #[derive(Args, Debug)]
 pub struct SweepArgs {
@@ -61,14 +62,20 @@ pub struct SweepArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub presets: Vec<f64>,
     /// Use nothing that WebGPU does not promise: no optional features, 16 KiB of workgroup memory
-    #[arg(long)]
+    #[arg(long, conflicts_with = "beside_baseline")]
     pub baseline: bool,
+    /// Time every case with and without what WebGPU does not promise, by turns, and print the ratio
+    #[arg(long)]
+    pub beside_baseline: bool,
     /// Fraction of the tokens that stays
     #[arg(long, value_name = "R", default_value_t = 0.25)]
     pub keep: f64,
     /// Time eviction with budgets shared out by score too
     #[arg(long)]
     pub adaptive: bool,
+    /// Time attention on pages with long and short heads by turns too, 4 to 1, of as many tokens in all
+    #[arg(long)]
+    pub ragged: bool,
     /// Timed runs of each case; the median counts
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub repeats: usize,
@@ -99,9 +106,19 @@ pub struct Line {
     /// Distance from the answer of the CPU path, and the distance allowed.
     checked: Option<(f64, f64)>,
     stages: Vec<(&'static str, f64)>,
+    /// What the same takes with all that the device has, where this is the baseline.
+    best: Option<f64>,
+    /// What the same takes with even heads, where these are not.
+    even: Option<f64>,
 }
 
 impl Line {
+    /// How much longer this takes than others in the same run.
+    fn ratios(&self) -> [(&'static str, Option<f64>); 2] {
+        [("of_best", self.best), ("of_even", self.even)]
+            .map(|(name, other)| (name, other.map(|other| self.median / other)))
+    }
+
     fn fields(&self) -> Vec<(&'static str, Value)> {
         let pace = self.case.bytes() as f64 / self.median;
         let mut fields = self.case.fields();
@@ -118,6 +135,7 @@ impl Line {
             ("dispatches", json!(self.dispatches)),
             ("error", json!(self.checked.map(|checked| checked.0))),
         ]);
+        fields.extend(self.ratios().map(|(name, ratio)| (name, json!(ratio))));
         fields
     }
 
@@ -163,6 +181,14 @@ fn check(args: &SweepArgs) -> Result<(), Fail> {
     Ok(())
 }
 
+/// What a pool keeps raw by default, and packs in this way.
+fn rules(profile: Scheme, bits: Bits, chunk: usize) -> Preset {
+    let mut rules = Preset::default();
+    (rules.profile, rules.k_bits, rules.v_bits) = (profile, bits, bits);
+    (rules.chunk, rules.key_scale) = (chunk, false);
+    rules
+}
+
 /// The ways to pack that the options name: profiles at rates, then presets.
 fn packings(args: &SweepArgs, dim: usize) -> Result<Vec<Packing>, Fail> {
     let layout = |scheme, chunk| PageLayout::with("--dim", dim, scheme, chunk);
@@ -179,7 +205,7 @@ fn packings(args: &SweepArgs, dim: usize) -> Result<Vec<Packing>, Fail> {
                 packings.push(Packing {
                     keys: layout(scheme.key_scheme(bits), chunk)?,
                     values: layout(scheme.scheme(bits), chunk)?,
-                    profile: scheme.name(),
+                    rules: rules(scheme, bits, chunk),
                     preset: None,
                 });
             }
@@ -191,7 +217,7 @@ fn packings(args: &SweepArgs, dim: usize) -> Result<Vec<Packing>, Fail> {
         packings.push(Packing {
             keys: layout(preset.profile.key_scheme(preset.k_bits), keys.chunk())?,
             values,
-            profile: preset.profile.name(),
+            rules: preset,
             preset: Some(bits),
         });
     }
@@ -207,6 +233,7 @@ fn cases(args: &SweepArgs, shape: Shape) -> Result<Vec<Case>, Fail> {
         group: None,
         pages_of: None,
         adaptive: None,
+        ragged: None,
         kept: None,
     };
     let kept = ((shape.tokens as f64 * args.keep) as usize).max(1);
@@ -238,6 +265,18 @@ fn cases(args: &SweepArgs, shape: Shape) -> Result<Vec<Case>, Fail> {
                     }
                 }
             }
+            Method::AttendPaged => {
+                for &pages in &packings {
+                    for &group in &args.group {
+                        let (group, pages_of) = (Some(group), Some(pages));
+                        let case = Case { group, pages_of, ..case.clone() };
+                        cases.push(Case { ragged: Some(false), ..case.clone() });
+                        if args.ragged {
+                            cases.push(Case { ragged: Some(true), ..case });
+                        }
+                    }
+                }
+            }
         }
     }
     cases.retain(|case| case.pages_of.is_none_or(|pages| shape.tokens >= pages.keys.chunk()));
@@ -263,32 +302,66 @@ fn clocked(run: impl FnOnce() -> Result<Vec<Span>, Fail>) -> Result<(f64, &'stat
     })
 }
 
+/// A case on a device.
+struct Job<'a, 'b> {
+    loaded: &'a Loaded<'b>,
+    baseline: bool,
+    case: Case,
+    prepared: Prepared,
+    dispatches: u64,
+}
+
+impl Job<'_, '_> {
+    /// Runs it once; the time of the whole, and those of its kernels if they are asked for.
+    fn time(&mut self, stages: bool) -> Result<Vec<Span>, Fail> {
+        let (spans, count) = self.loaded.time(&self.case, &mut self.prepared, stages)?;
+        self.dispatches = count;
+        Ok(spans)
+    }
+
+    /// How far its answer is from that of the CPU path, and how far it may be.
+    fn check(&mut self, data: &Data) -> Result<(f64, f64), Fail> {
+        let got = self.loaded.answer(&self.case, &mut self.prepared)?;
+        let mut before = data::before(data, &self.case)?;
+        if let (data::Before::Scores(scores), Some(on_gpu)) =
+            (&mut before, self.loaded.scores_back()?)
+        {
+            *scores = on_gpu;
+        }
+        let want = data::run(data, &self.case, &before)?;
+        Ok(data::apart(&self.case, &got, &want))
+    }
+}
+
+/// Times cases on one device or two of them, the second the baseline.
 fn on_gpu(
-    gpu: &Gpu,
+    gpus: &[(&Gpu, bool)],
     args: &SweepArgs,
     data: &Data,
-    cases: Vec<Case>,
+    cases: &[Case],
     bar: &ProgressBar,
 ) -> Result<Vec<Line>, Fail> {
     let scored =
         |case: &Case| matches!(case.method, Method::Select | Method::Compact | Method::Keep);
-    let loaded = Loaded::new(gpu, data, cases.iter().any(scored))?;
-    let copy = Copy::new(gpu)?;
-    let prepared =
-        cases.iter().map(|case| loaded.prepare(data, case)).collect::<Result<Vec<_>, _>>()?;
-    let mut times = vec![Vec::new(); cases.len() + 1];
-    let mut counts = vec![0; cases.len()];
+    let scored = cases.iter().any(scored);
+    let loaded = gpus.iter().map(|(gpu, _)| Loaded::new(gpu, data, scored));
+    let loaded = loaded.collect::<Result<Vec<_>, _>>()?;
+    let Some((first, _)) = gpus.first() else { return Ok(Vec::new()) };
+    let copy = Copy::new(first)?;
+    let mut jobs = Vec::new();
+    for case in cases {
+        for (loaded, &(_, baseline)) in loaded.iter().zip(gpus) {
+            let (prepared, case) = (loaded.prepare(data, case)?, case.clone());
+            jobs.push(Job { loaded, baseline, case, prepared, dispatches: 0 });
+        }
+    }
+    let mut times = vec![Vec::new(); jobs.len() + 1];
     let mut clock = "gpu";
     // All cases take turns, so that a clock that moves moves them together.
     for round in 0..args.warmup + args.repeats {
-        let (time, from) = clocked(|| copy.time())?;
-        let mut found = vec![(time, from)];
-        for (index, (case, prepared)) in cases.iter().zip(&prepared).enumerate() {
-            found.push(clocked(|| {
-                let (spans, count) = loaded.time(case, prepared, false)?;
-                counts[index] = count;
-                Ok(spans)
-            })?);
+        let mut found = vec![clocked(|| copy.time())?];
+        for job in &mut jobs {
+            found.push(clocked(|| job.time(false))?);
         }
         if round >= args.warmup {
             for (times, (time, from)) in times.iter_mut().zip(found) {
@@ -302,47 +375,52 @@ fn on_gpu(
     let [_, pace, _] = times.next().unwrap_or([f64::NAN; 3]);
     let pace = copy.bytes() as f64 / pace;
     let mut lines = Vec::new();
-    for (((case, prepared), [least, median, most]), count) in
-        cases.into_iter().zip(&prepared).zip(times).zip(counts)
-    {
+    for (mut job, [least, median, most]) in jobs.into_iter().zip(times) {
         let mut stages: Vec<(&'static str, Vec<f64>)> = Vec::new();
         for _ in 0..if args.stages { args.repeats } else { 0 } {
-            let spans = loaded.time(&case, prepared, true)?.0;
-            for (index, span) in spans.iter().enumerate() {
+            for (index, span) in job.time(true)?.iter().enumerate() {
                 if stages.len() <= index {
                     stages.push((span.label, Vec::new()));
                 }
                 stages[index].1.push(span.nanoseconds.unwrap_or(f64::NAN) / 1e9);
             }
         }
-        let checked = if case.shape.elements() <= args.check {
-            let got = loaded.answer(&case, prepared)?;
-            let mut before = data::before(data, &case)?;
-            if let (data::Before::Scores(scores), Some(on_gpu)) =
-                (&mut before, loaded.scores_back()?)
-            {
-                *scores = on_gpu;
-            }
-            let want = data::run(data, &case, &before)?;
-            Some(data::apart(&case, &got, &want))
-        } else {
-            None
-        };
+        let small = job.case.shape.elements() <= args.check;
+        let checked = if small { Some(job.check(data)?) } else { None };
         lines.push(Line {
-            case,
-            baseline: args.baseline,
+            baseline: job.baseline,
             median,
             least,
             most,
             clock,
             copy: pace,
-            dispatches: Some(count),
+            dispatches: Some(job.dispatches),
             checked,
             stages: stages.into_iter().map(|(name, times)| (name, spread(times)[1])).collect(),
+            best: None,
+            even: None,
+            case: job.case,
         });
         bar.inc(1);
     }
     Ok(lines)
+}
+
+/// Puts the cases of a shape beside each other that differ in one thing alone.
+fn compare(lines: &mut [Line]) {
+    let key =
+        |line: &Line, baseline, ragged| (Case { ragged, ..line.case.clone() }.kind(), baseline);
+    let own: Vec<_> = lines.iter().map(|line| key(line, line.baseline, line.case.ragged)).collect();
+    let medians: Vec<f64> = lines.iter().map(|line| line.median).collect();
+    let find = |key: &(String, bool)| Some(medians[own.iter().position(|own| own == key)?]);
+    for line in lines {
+        if line.baseline {
+            line.best = find(&key(line, false, line.case.ragged));
+        }
+        if line.case.ragged == Some(true) {
+            line.even = find(&key(line, line.baseline, Some(false)));
+        }
+    }
 }
 
 fn on_cpu(
@@ -381,6 +459,8 @@ fn on_cpu(
             dispatches: None,
             checked: None,
             stages: Vec::new(),
+            best: None,
+            even: None,
         });
         bar.inc(1);
     }
@@ -413,19 +493,32 @@ pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
             .map_err(|e| Fail::input(format!("{}: {e}", folder.display())))?;
     }
     let engine = Engine::open_as(common, args.baseline)?;
+    let second = match &engine {
+        Engine::Gpu(_) if args.beside_baseline => Some(Engine::open_as(common, true)?),
+        _ => None,
+    };
+    let mut gpus = Vec::new();
+    for (engine, baseline) in [(Some(&engine), args.baseline), (second.as_ref(), true)] {
+        if let Some(Engine::Gpu(gpu)) = engine {
+            gpus.push((&**gpu, baseline));
+        }
+    }
     let rounds = match &engine {
         Engine::Gpu(_) => args.warmup + args.repeats,
         Engine::Cpu => 0,
     };
-    let steps = shapes.iter().map(|(_, cases)| rounds + cases.len()).sum();
+    let each = gpus.len().max(1);
+    let steps = shapes.iter().map(|(_, cases)| rounds + each * cases.len()).sum();
     let bar = progress(steps, "timing");
     let mut lines = Vec::new();
     for (shape, cases) in shapes {
         let data = Data::new(shape);
-        lines.extend(match &engine {
-            Engine::Gpu(gpu) => on_gpu(gpu, args, &data, cases, &bar)?,
+        let mut own = match &engine {
+            Engine::Gpu(_) => on_gpu(&gpus, args, &data, &cases, &bar)?,
             Engine::Cpu => on_cpu(args, &data, cases, &bar)?,
-        });
+        };
+        compare(&mut own);
+        lines.extend(own);
     }
     bar.finish_and_clear();
     report(&lines, &engine.name(), common)?;
@@ -466,6 +559,12 @@ fn report(lines: &[Line], engine: &str, common: &Common) -> Result<(), Fail> {
             format!("{:.3}", bytes / line.median / line.copy),
             line.checked.map_or_else(|| "-".into(), |checked| format!("{:.1e}", checked.0)),
         ]);
+        for (name, ratio) in line.ratios() {
+            let what = if name == "of_best" { "the best of this device" } else { "even heads" };
+            if let Some(ratio) = ratio {
+                rows.push(vec![format!("  {ratio:.3} times {what}")]);
+            }
+        }
         for (name, time) in &line.stages {
             let ms = format!("{:.4}", time * 1e3);
             rows.push(vec![format!("  {name}"), String::new(), String::new(), ms]);
