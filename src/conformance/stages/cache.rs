@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::gpu::{Recorder, Slice};
 use crate::judge::widen;
 use crate::layout::pool::{PageClass, PageId, PoolLayout};
-use crate::layout::{Bits, Profile};
+use crate::layout::{Bits, Profile, Scheme};
 use crate::nsnquant::gpu::DeviceCodec;
 use crate::nsnquant::{Codebook, Codec};
 use crate::shape::{Dtype, Elements};
@@ -121,9 +121,13 @@ impl Both {
 }
 
 /// Slabs of three or so raw pages.
-fn layout(dims: [usize; 2], bits: [Bits; 2], chunk: usize, sinks: usize) -> Result<PoolLayout> {
-    let new =
-        |slab| PoolLayout::new(dims[0], dims[1], Some((bits[0], bits[1])), chunk, sinks, slab);
+fn layout(
+    dims: [usize; 2],
+    schemes: [Scheme; 2],
+    chunk: usize,
+    sinks: usize,
+) -> Result<PoolLayout> {
+    let new = |slab| PoolLayout::with(dims[0], dims[1], Some(schemes), false, chunk, sinks, slab);
     let raw = new(1 << 26)?.bytes(PageClass::Raw);
     let layout = new(3 * raw)?;
     let odd = |class| !layout.pages_per_slab(class).is_power_of_two();
@@ -136,7 +140,17 @@ fn drawn(run: &mut Run<'_>, most_sinks: usize) -> Result<PoolLayout> {
     let dims = [0; 2].map(|_| run.random.pick(&DIMS));
     let bits = [0; 2].map(|_| run.random.pick(&[Bits::One, Bits::Two]));
     let (chunk, sinks) = (run.random.pick(&[4usize, 5, 16]), run.random.between(0, most_sinks));
-    layout(dims, bits, chunk, sinks)
+    layout(dims, bits.map(|bits| Profile::Compat.scheme(bits)), chunk, sinks)
+}
+
+/// A layout as cases draw it; of the default profile in covering cases from `first` on.
+fn drawn_packed(run: &mut Run<'_>, first: usize) -> Result<PoolLayout> {
+    let drawn = drawn(run, 4)?;
+    if run.number().is_none_or(|number| number < first) {
+        return Ok(drawn);
+    }
+    let schemes = Profile::Tuned.schemes(Bits::Three, Bits::Two, None);
+    layout(drawn.head_dims(), schemes, drawn.chunk(), drawn.sinks())
 }
 
 /// Codecs of both sides, on the host and on the device.
@@ -394,7 +408,7 @@ fn raw_pages(run: &mut Run<'_>, layout: &PoolLayout, raw: Dtype) -> Result<Both>
 
 pub(super) fn pack<'r>(run: &'r mut Run<'_>) -> Job<'r> {
     Box::pin(async move {
-        let (raw, layout) = (run.cover(&RAW), drawn(run, 4)?);
+        let (raw, layout) = (run.cover(&RAW), drawn_packed(run, 2)?);
         let from_pages = raw_pages(run, &layout, raw)?;
         let mut packed = Both::any(run, &layout, PageClass::Packed)?;
         let (from, to) = (from_pages.pages(&layout), packed.pages(&layout));
@@ -487,7 +501,7 @@ fn packed(run: &mut Run<'_>, layout: &PoolLayout, codecs: &[Codec; 2]) -> Result
 pub(super) fn restore<'r>(run: &'r mut Run<'_>) -> Job<'r> {
     Box::pin(async move {
         let (raw, dense) = (run.cover(&RAW), run.cover(&[false, true]));
-        let layout = drawn(run, 4)?;
+        let layout = drawn_packed(run, 4)?;
         let (codecs, device) = codecs(run, &layout)?;
         let packed = packed(run, &layout, &codecs)?;
         if dense {

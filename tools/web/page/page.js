@@ -2,7 +2,11 @@ const at = (id) => document.getElementById(id);
 const number = (value, digits = 0) =>
     value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const percent = (value) => (value === null ? "no number" : `${number(100 * value, 2)}%`);
-const size = (bytes) => (bytes < 1 << 20 ? `${number(bytes / 1024, 1)} KiB` : `${number(bytes / (1 << 20), 1)} MiB`);
+const size = (bytes) => {
+    if (bytes < 1024) return `${number(bytes)} B`;
+    const steps = Math.min(3, Math.floor(Math.log2(bytes) / 10));
+    return `${number(bytes / 1024 ** steps, 1)} ${["B", "KiB", "MiB", "GiB"][steps]}`;
+};
 
 const say = (id, text, fault = false) => {
     at(id).textContent = text;
@@ -54,17 +58,24 @@ const row = (cells) => {
     return line;
 };
 
-const WIDTH = 860;
+// Pictures are as wide as their place, so that their text has the size of the page's; a narrow one has fewer ticks.
+const measures = () => {
+    const width = Math.max(300, at("bytes").clientWidth);
+    return { width, ticks: width < 600 ? 2 : 4 };
+};
 
 // Bars of bytes: what went in, then each part of what came out, on one axis.
 const drawBytes = (result) => {
     const { total, ...parts } = result.bytes_after;
     const bars = [["input", result.bytes_before], ["output", total]];
     for (const [name, bytes] of Object.entries(parts)) if (bytes) bars.push([`– ${name}`, bytes]);
-    const [left, right, step] = [100, 90, 22];
+    const { width: whole, ticks } = measures();
+    const [left, right, step] = [100, 75, 22];
     const height = bars.length * step + 36;
-    const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": "bytes by part" });
-    const scale = (WIDTH - left - right) / result.bytes_before;
+    const picture = svg("svg", { viewBox: `0 0 ${whole} ${height}`, role: "img", "aria-label": "bytes by part" });
+    // Tables and padding may make a small output larger than its input.
+    const most = Math.max(result.bytes_before, total);
+    const scale = (whole - left - right) / most;
     bars.forEach(([name, bytes], place) => {
         const y = place * step;
         picture.append(svg("text", { x: left - 8, y: y + 15, "text-anchor": "end" }, name));
@@ -73,10 +84,10 @@ const drawBytes = (result) => {
         picture.append(svg("text", { x: left + width + 6, y: y + 15, class: "soft" }, size(bytes)));
     });
     const bottom = bars.length * step + 4;
-    picture.append(svg("line", { x1: left, x2: WIDTH - right, y1: bottom, y2: bottom, class: "axis" }));
-    for (let tick = 0; tick <= 4; tick += 1) {
-        const x = left + ((WIDTH - left - right) * tick) / 4;
-        const text = size((result.bytes_before * tick) / 4);
+    picture.append(svg("line", { x1: left, x2: whole - right, y1: bottom, y2: bottom, class: "axis" }));
+    for (let tick = 0; tick <= ticks; tick += 1) {
+        const x = left + ((whole - left - right) * tick) / ticks;
+        const text = size((most * tick) / ticks);
         picture.append(svg("text", { x, y: bottom + 16, "text-anchor": "middle", class: "soft" }, text));
     }
     at("bytes").replaceChildren(picture);
@@ -91,10 +102,13 @@ const drawHeads = (result) => {
         }),
     );
     const longest = Math.max(...strips.map((strip) => strip.tokens));
-    const [left, right, step, columns] = [150, 70, 24, Math.min(longest, 320)];
+    const { width: whole, ticks } = measures();
+    const letters = Math.max(...strips.map((strip) => strip.name.length));
+    const [left, right, step] = [16 + 6 * letters, 75, 24];
+    const columns = Math.min(longest, 320, Math.floor((whole - left - right) / 2));
     const height = strips.length * step + 44;
-    const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": "kept tokens" });
-    const width = WIDTH - left - right;
+    const picture = svg("svg", { viewBox: `0 0 ${whole} ${height}`, role: "img", "aria-label": "kept tokens" });
+    const width = whole - left - right;
     strips.forEach(({ name, tokens, positions }, place) => {
         const y = place * step;
         const held = new Array(columns).fill(0);
@@ -114,10 +128,10 @@ const drawHeads = (result) => {
         picture.append(svg("text", { x: left + width + 6, y: y + 15, class: "soft" }, text));
     });
     const bottom = strips.length * step + 2;
-    for (let tick = 0; tick <= 4; tick += 1) {
-        const x = left + (width * tick) / 4;
+    for (let tick = 0; tick <= ticks; tick += 1) {
+        const x = left + (width * tick) / ticks;
         picture.append(svg("line", { x1: x, x2: x, y1: bottom, y2: bottom + 5, class: "axis" }));
-        const text = number(Math.round((longest * tick) / 4));
+        const text = number(Math.round((longest * tick) / ticks));
         picture.append(svg("text", { x, y: bottom + 18, "text-anchor": "middle", class: "soft" }, text));
     }
     const middle = { x: left + width / 2, y: bottom + 36, "text-anchor": "middle" };
@@ -131,8 +145,6 @@ const showFigures = (result) => {
     at("per-input").textContent = number(result.bits_per_input_element, 3);
     at("output-error").textContent = percent(result.outputs);
     at("output-label").textContent = "error of the attention outputs against the uncompressed cache";
-    drawBytes(result);
-    drawHeads(result);
     const asked = result.keys_stand_for_queries ? " (the newest keys stand for queries: the file has none)" : "";
     at("errors").replaceChildren(
         row([["keys that stay"], ["themselves, unpacked"], [percent(result.keys), "n"]]),
@@ -142,7 +154,15 @@ const showFigures = (result) => {
         row([["attention outputs, evicted and packed"], [`the whole cache${asked}`], [percent(result.outputs), "n"]]),
     );
     at("figures").hidden = false;
+    drawBytes(result);
+    drawHeads(result);
 };
+
+window.addEventListener("resize", () => {
+    if (!window.figures) return;
+    drawBytes(window.figures);
+    drawHeads(window.figures);
+});
 
 // A line for each stage, in the order of their first cases, which is filled as cases end.
 const stageTable = () => {
@@ -155,7 +175,7 @@ const stageTable = () => {
         if (compared === undefined) {
             begun = performance.now();
             if (!stages.has(name)) {
-                const line = row([[name], ["0", "n"], ["0", "n"], [""], ["0.0", "n"], ["runs"]]);
+                const line = row([[name], ["runs"], ["0", "n"], ["0", "n"], [""], ["0.0", "n"]]);
                 at("stages").append(line);
                 stages.set(name, { line, cases: 0, compared: 0, seconds: 0, failed: 0 });
             }
@@ -167,10 +187,10 @@ const stageTable = () => {
         stage.seconds += (performance.now() - begun) / 1000;
         stage.failed += failure === null ? 0 : 1;
         const cells = stage.line.children;
-        cells[1].textContent = number(stage.cases);
-        cells[2].textContent = number(stage.compared);
-        cells[4].textContent = number(stage.seconds, 1);
-        cells[5].textContent = stage.failed ? "failed" : "passes";
+        cells[1].textContent = stage.failed ? "failed" : "passes";
+        cells[2].textContent = number(stage.cases);
+        cells[3].textContent = number(stage.compared);
+        cells[5].textContent = number(stage.seconds, 1);
         window.seconds = Object.fromEntries([...stages].map(([key, value]) => [key, value.seconds]));
     };
 };
@@ -182,11 +202,12 @@ const showReport = (report) => {
     at("download").hidden = false;
     const lines = new Map([...at("stages").children].map((line) => [line.firstChild.textContent, line]));
     for (const stage of report.stages) {
-        const line = lines.get(stage.stage) ?? row([[stage.stage], ["0", "n"], ["0", "n"], [""], ["0.0", "n"], [""]]);
+        const line = lines.get(stage.stage) ?? row([[stage.stage], [""], ["0", "n"], ["0", "n"], [""], ["0.0", "n"]]);
         at("stages").append(line);
         const { worst } = stage;
-        const [, , , error, , result] = line.children;
-        if (stage.cases) error.textContent = worst ? `${worst.error.toExponential(1)} of ${worst.tolerance.toExponential(1)}` : "exact";
+        const [, result, , , error] = line.children;
+        const short = (value) => (value === 0 ? "0" : value.toExponential(1));
+        if (stage.cases) error.textContent = worst ? `${short(worst.error)} of ${short(worst.tolerance)}` : "exact";
         result.textContent = stage.failure ? `failed: ${stage.failure}` : stage.cases ? "passed" : "not run";
         result.classList.toggle("fault", Boolean(stage.failure));
     }
@@ -268,9 +289,9 @@ const start = async () => {
         showReport(window.conformance);
         const { passed, stages } = window.conformance;
         const missed = stages.filter((stage) => stage.cases === 0).length;
-        const time = `in ${number((performance.now() - begun) / 1000)} s`;
-        const rest = missed ? `, stopped before ${missed} of ${stages.length} stages` : ` of all ${stages.length} stages`;
-        say("conform-status", passed ? `Passed: the cases${rest}, ${time}.` : "Failed: please send the report in.", !passed);
+        const which = missed ? `${stages.length - missed} of ${stages.length} stages, then stopped` : `all ${stages.length} stages`;
+        const time = `${number((performance.now() - begun) / 1000)} s`;
+        say("conform-status", passed ? `Passed: ${which}, ${time}.` : "Failed: please send the report in.", !passed);
     });
     at("stop").addEventListener("click", () => worker.postMessage({ verb: "stop" }));
     document.body.dataset.ready = "yes";

@@ -27,7 +27,11 @@ impl Device {
         let adapter = instance
             .request_adapter(&options)
             .await
-            .map_err(|e| format!("the browser has WebGPU, but gives no GPU adapter ({e})"))?;
+            .map_err(|_| {
+                "The browser has WebGPU, but gives this page no GPU. It may hold the driver back or have \
+                 WebGPU switched off: chrome://gpu or about:support says why; on Linux, Chrome may want \
+                 --enable-unsafe-webgpu."
+            })?;
         let descriptor = wgpu::DeviceDescriptor {
             required_features: wgkv::gpu::optional_features(adapter.features()),
             required_limits: wgkv::gpu::required_limits(&adapter.limits()),
