@@ -28,7 +28,7 @@
 //!
 //! | preset | keys, values | packed rows, of f16 | perplexity of three texts | copy |
 //! |---|---|---|---|---|
-//! | [`BITS_1_25`](crate::layout::Preset::BITS_1_25), 16 raw rows | 1, 1 bits | 1 / 13.2 | +16.6 ±1.4 % | |
+//! | [`BITS_1_25`](crate::layout::Preset::BITS_1_25), 64 raw rows | 1, 1 bits | 1 / 13.2 | +11.6 ±1.1 % | x 6.5 |
 //! | [`BITS_1_75`](crate::layout::Preset::BITS_1_75) | 2, 1 bits | 1 / 9.4 | +5.4 ±0.7 % | +59 % |
 //! | [`BITS_2_25`](crate::layout::Preset::BITS_2_25) | 2, 2 bits | 1 / 7.2 | +3.1 ±0.5 % | +37 % |
 //! | [`BITS_2_75`](crate::layout::Preset::BITS_2_75), the default | 3, 2 bits | 1 / 5.9 | +1.2 ±0.4 % | +7.0 % |
@@ -40,16 +40,16 @@
 //!
 //! ```sh
 //! cargo run --manifest-path tools/eval/Cargo.toml -- compare --backend gpu --texts alice,lcet10,gpl3,copy \
-//!     tuned-k1v1 tuned-k2v2 tuned-k3v2-scaled tuned-k4v4 paper-k2v2 compat-k2v2 compat-k2v2@s0w0
+//!     tuned-k2v2 tuned-k3v2-scaled tuned-k4v4 paper-k2v2 compat-k2v2 compat-k2v2@s0w0
 //! cargo run --manifest-path tools/eval/Cargo.toml -- compare --texts alice,lcet10,gpl3,copy \
-//!     tuned-k2v1-scaled tuned-k4v2-scaled
+//!     tuned-k1v1-scaled@w64 tuned-k2v1-scaled tuned-k4v2-scaled
 //! cargo run --manifest-path tools/eval/Cargo.toml -- compare --texts copy tuned-k4v4-scaled
 //! ```
 //!
-//! Without a key scale, which every preset has, are the rows of 1, 1 and 2, 2 bits and the texts of 4, 4 bits: it
-//! makes no difference beyond the noise on this model, but on two texts with Gemma 3 270M the default costs +1.5 ±0.5 % with one
-//! and +2.6 ±0.7 % without (`compare --model gemma3 --texts lcet10,gpl3 decoded-tuned-k3v2-scaled
-//! decoded-tuned-k3v2`). On that model, as decoded rows, the
+//! Without a key scale, which every preset has, are the row of 2, 2 bits and the texts of 4, 4 bits: it makes no
+//! difference beyond the noise on this model, but Gemma 3 270M pays +2.7 ±0.6 % for the default without one, and
+//! +1.2 ±0.4 % with it (`compare --model gemma3 decoded-tuned-k3v2-scaled decoded-tuned-k3v2`). On that model, as
+//! decoded rows, the
 //! default costs +1.2 ±0.4 % and +2.8 % on the copy test, 4, 4 bits +0.2 ±0.2 %, 2, 2 bits +3.6 ±0.6 %, and
 //! 1, 1 bits without a key scale make it useless (perplexity x 2.5).
 //!
