@@ -98,8 +98,9 @@
 //!     let positions = recorder.read_back(Slice::all(&evicted.kept.positions))?;
 //!     recorder.finish()?;
 //!     queue.submit([encoder.finish()]);
-//!     // Natively the caller polls the device; in a browser it polls itself.
-//!     let _ = device.poll(wgpu::PollType::Poll);
+//!     // Natively nothing comes back unless somebody polls the device: an engine's loop does, or one
+//!     // waits, as here. In a browser the device polls itself.
+//!     let _ = device.poll(wgpu::PollType::wait_indefinitely());
 //!     positions.await
 //! }
 //! ```
@@ -121,7 +122,7 @@
 //!     let eviction = cache.evict(rec, id, 0, &config)?;
 //!     match &eviction.counts {
 //!         Counts::Known(counts) => cache.finish(rec, &eviction, counts),
-//!         // Those of adaptive budgets come once the recording has run: see Counts::get.
+//!         // Those of adaptive budgets come once the recording has run: `guide::engines` shows it.
 //!         Counts::Later(_) => Ok(()),
 //!     }
 //! }

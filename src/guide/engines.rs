@@ -1,4 +1,4 @@
-//! How an engine uses the library: its device, its sizes, its features, one decode step.
+//! How an engine uses the library: its device, its sizes, a prompt, one decode step, its features.
 //!
 //! `tools/engine` in the repository is this page as a program that runs and compares itself with the CPU
 //! path: `cargo run --features files --example engine`.
@@ -56,6 +56,21 @@
 //! # }
 //! ```
 //!
+//! The cache on a device is made of the same configuration, beside the codebooks of the library:
+//!
+//! ```no_run
+//! use wgkv::cache::gpu::PagedCache;
+//! use wgkv::cache::pool::PoolConfig;
+//! use wgkv::gpu::Context;
+//! use wgkv::layout::Preset;
+//! use wgkv::nsnquant::Codebook;
+//!
+//! fn open(context: &Context) -> wgkv::Result<PagedCache> {
+//!     let config = PoolConfig::new(&Preset::default(), 30, 3, [64, 64], 512 << 20)?;
+//!     PagedCache::new(context, config, Codebook::builtin())
+//! }
+//! ```
+//!
 //! Pages are those of one KV head, so heads of uneven length waste nothing. Bindings limit a slab, not a
 //! sequence. Where memory is short, [`Pool::needs`](crate::cache::pool::Pool::needs) says what an operation would take,
 //! and [`Error::OutOfBudget`](crate::Error::OutOfBudget) leaves everything as it was: free a sequence, or save one to a
@@ -74,7 +89,67 @@
 //! | a pause | `save`, `load` (feature `files`), between CPU and GPU too |
 //! | the end | `free`; `shrink` gives empty slabs back |
 //!
-//! While the prompt is read, let it attend to its raw keys and values, as the model would without a cache: a
+//! [`cpu::PagedCache`](crate::cache::cpu::PagedCache) is the same cache on the CPU, for tests and for machines without
+//! a GPU: it takes slices where this one takes buffers, and `apply` does what `record` does.
+//!
+//! # A prompt
+//!
+//! Written in pieces of any length, then cut to half its tokens, shared out among heads by need. How many a head
+//! keeps is decided on the device, so the counts come back once before their pages are booked:
+//!
+//! ```no_run
+//! use wgkv::cache::gpu::{IncomingRows, PagedCache};
+//! use wgkv::cache::pool::{Operation, Part, SequenceId};
+//! use wgkv::gpu::{Context, Recorder, Slice};
+//! use wgkv::nestedkv::{Budget, EvictConfig};
+//! use wgkv::shape::Dtype;
+//! use wgkv::wgpu;
+//!
+//! fn submit<T>(
+//!     context: &Context,
+//!     work: impl FnOnce(&mut Recorder<'_>) -> wgkv::Result<T>,
+//! ) -> wgkv::Result<T> {
+//!     let mut encoder = context.device().create_command_encoder(&Default::default());
+//!     let mut recorder = Recorder::new(context, &mut encoder);
+//!     let done = work(&mut recorder)?;
+//!     recorder.finish()?;
+//!     context.queue().submit([encoder.finish()]);
+//!     Ok(done)
+//! }
+//!
+//! /// Keys and values of a layer are `[KV heads, tokens, d]` in f16.
+//! async fn prompt(
+//!     context: &Context,
+//!     cache: &mut PagedCache,
+//!     tokens: u32,
+//!     layers: &[[wgpu::Buffer; 2]],
+//! ) -> wgkv::Result<SequenceId> {
+//!     let id = cache.begin();
+//!     let parts = [Part { sequence: id, tokens }];
+//!     let step = cache.step(&Operation::Prefill { parts: &parts })?;
+//!     submit(context, |rec| {
+//!         layers.iter().enumerate().try_for_each(|(layer, buffers)| {
+//!             let [keys, values] = [Slice::all(&buffers[0]), Slice::all(&buffers[1])];
+//!             let rows = IncomingRows { keys, values, dtype: Dtype::F16 };
+//!             cache.record(rec, &step, layer, Some(rows))
+//!         })
+//!     })?;
+//!     // Tokens to keep a head, on average; sinks are among them.
+//!     let config = EvictConfig::new(Budget::Adaptive { per_head: tokens / 2, heads: 3 });
+//!     for layer in 0..layers.len() {
+//!         let mut eviction = submit(context, |rec| cache.evict(rec, id, layer, &config))?;
+//!         let _ = context.device().poll(wgpu::PollType::wait_indefinitely());
+//!         let counts = eviction.counts.get().await?;
+//!         let positions = (&mut eviction.positions).await?;
+//!         submit(context, |rec| cache.finish(rec, &eviction, &counts))?;
+//!         // Which rows stayed; the cache asks for it before tokens of the prompt are trimmed.
+//!         cache.told(id, layer, &bytemuck::pod_collect_to_vec::<u8, u32>(&positions))?;
+//!     }
+//!     Ok(id)
+//! }
+//! ```
+//!
+//! An engine evicts all layers in one submit and waits once. While the prompt is read, let it attend to its raw keys and values, as the model would without a cache: a
 //! prompt that sees its own packed chunks adds their errors up from layer to layer.
 //!
 //! # One decode step
@@ -136,8 +211,9 @@
 //!
 //! # What comes back
 //!
-//! [`Recorder::read_back`](crate::gpu::Recorder::read_back) gives a future. Natively it resolves once the engine polls
-//! its device; in a browser by itself. It is an error, not zeros, when the work did not reach its end: the
+//! [`Recorder::read_back`](crate::gpu::Recorder::read_back) gives a future. Natively it resolves only while somebody polls
+//! the device: an engine's loop with `PollType::Poll`, or `device.poll(PollType::wait_indefinitely())` once before
+//! it is awaited; in a browser by itself. It is an error, not zeros, when the work did not reach its end: the
 //! driver gave up, the device is lost, or the encoder was never submitted.
 //!
 //! # Features of the crate

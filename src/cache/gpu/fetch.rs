@@ -1,6 +1,6 @@
 //! Copies rows of pages into dense tensors (`wgsl/cache/fetch.wgsl`).
 
-use super::pages::{List, Slab, words};
+use super::pages::{List, Slab, holds};
 use crate::cache::paged::FILL_ROWS;
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant, params};
@@ -82,16 +82,16 @@ impl<'a> Target<'a> {
     /// Refuses what the kernels could not write.
     pub(super) fn check(&self, rec: &Recorder<'_>, layout: &PoolLayout) -> Result<()> {
         let [keys, values] = layout.head_dims();
-        let bytes = self.dtype.bytes();
         let parts = [
-            ("keys", self.keys, keys, bytes),
-            ("values", self.values, values, bytes),
-            ("positions", self.positions, 1, 4),
+            ("keys", self.keys, keys, self.dtype),
+            ("values", self.values, values, self.dtype),
+            // Positions are u32, of one size with f32.
+            ("positions", self.positions, 1, Dtype::F32),
         ];
-        for (argument, slice, dim, bytes) in parts {
+        for (argument, slice, dim, dtype) in parts {
             let elements = check_count(argument, &[self.rows, dim])?;
             if let Some(slice) = slice {
-                words(argument, slice.size, (elements * bytes / 4) as u64)?;
+                holds(argument, slice.size, dtype, elements)?;
                 rec.check(Binding::Write(argument), &slice)?;
             }
         }

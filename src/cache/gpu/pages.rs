@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::gpu::Slice;
 use crate::layout::pool::{PageClass, PoolLayout};
+use crate::shape::Dtype;
 
 /// A slab of a pool.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +49,17 @@ impl List<'_> {
         let end = u64::from(self.first) + u64::from(self.count) * entry_words;
         words("list", self.words.size, end)
     }
+}
+
+/// Refuses a slice that holds fewer than `expected` elements of a type.
+pub(super) fn holds(
+    argument: &'static str,
+    bytes: u64,
+    dtype: Dtype,
+    expected: usize,
+) -> Result<()> {
+    let got = usize::try_from(bytes / dtype.bytes() as u64).unwrap_or(usize::MAX);
+    if got < expected { Err(Error::Length { argument, got, expected }) } else { Ok(()) }
 }
 
 /// Refuses a slice that is shorter than `expected` words.

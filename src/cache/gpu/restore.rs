@@ -1,6 +1,6 @@
 //! Unpacks rows of packed pages (`wgsl/cache/restore.wgsl`).
 
-use super::pages::{List, Slab, words};
+use super::pages::{List, Slab, holds};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant, params};
 use crate::layout::pool::PoolLayout;
@@ -167,7 +167,7 @@ pub fn record_dense(
     }
     let dim = codec.layout().head_dim();
     let elements = check_count("rows", &[to.rows, dim])?;
-    words("rows", to.words.size, (elements * to.dtype.bytes() / 4) as u64)?;
+    holds("rows", to.words.size, to.dtype, elements)?;
     let params = RestoreParams {
         to_pages: to.rows as u32,
         to_words: (dim * to.dtype.bytes() / 4) as u32,

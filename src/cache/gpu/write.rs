@@ -1,6 +1,6 @@
 //! Writes incoming rows into pages (`wgsl/cache/write.wgsl`).
 
-use super::pages::{List, Slab, words};
+use super::pages::{List, Slab, holds};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Params, Recorder, Slice, Variant, params};
 use crate::layout::pool::PoolLayout;
@@ -76,7 +76,7 @@ impl IncomingRows<'_> {
         let sides = [("keys", &self.keys), ("values", &self.values)];
         for ((argument, slice), dim) in sides.into_iter().zip(layout.head_dims()) {
             let elements = check_count(argument, &[source_rows as usize, dim])?;
-            words(argument, slice.size, (elements * self.dtype.bytes() / 4) as u64)?;
+            holds(argument, slice.size, self.dtype, elements)?;
             rec.check(Binding::Read(argument), slice)?;
         }
         Ok(())
