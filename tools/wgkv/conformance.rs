@@ -23,8 +23,8 @@ pub struct ConformanceArgs {
     /// Where the random cases start from
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
-    /// Seconds of random cases, instead of a number of them
-    #[arg(long, value_name = "SECONDS", conflicts_with = "cases", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Seconds of random cases, at most a year, instead of a number of them
+    #[arg(long, value_name = "SECONDS", conflicts_with = "cases", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub time: Option<u64>,
     /// Only stages whose name begins like this, as in nestedkv,attention/raw
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "case")]
@@ -96,8 +96,9 @@ fn run_all(suite: &mut Suite, gpu: &Gpu, time: Option<Duration>) {
     let mut until = None;
     while let Some(case) = suite.next_case() {
         if let Some(time) = time.filter(|_| suite.only_random_left()) {
-            let end = *until.get_or_insert_with(|| Instant::now() + time);
-            if Instant::now() >= end {
+            // A time that the clock does not reach has no end.
+            let end = *until.get_or_insert_with(|| Instant::now().checked_add(time));
+            if end.is_some_and(|end| Instant::now() >= end) {
                 break;
             }
         }
