@@ -8,4 +8,4 @@ mod write;
 pub use fail::Fail;
 pub use source::{Source, said};
 pub use wgkv::files::{Data, FileDtype, Header, shown};
-pub use write::{Output, Payload, make_folder, write_whole};
+pub use write::{Output, Payload, make_folder, try_place, write_whole};
