@@ -278,6 +278,33 @@ fn numbers_of_a_sweep_and_files_of_a_case_are_named() {
     }
 }
 
+/// A folder of reports is tried file by file before any work is done.
+#[test]
+fn reports_that_cannot_be_written_are_refused_before_any_work() {
+    let folder = Folder::new();
+    let sweep = ["sweep", "--backend", "cpu", "--tokens", "8", "--dim", "8", "--methods", "score"];
+    for (verb, name) in [(&sweep[..], "time.svg"), (&["conformance"], "report.json")] {
+        let place = folder.path(verb[0]);
+        std::fs::create_dir_all(place.join(name)).expect("a folder");
+        let out = place.to_str().expect("a plain path");
+        let run = wgkv([verb, &["-o", out]].concat());
+        check_refusal(&run, 2, &[name, "is a directory"], out);
+        assert_eq!(std::fs::read_dir(&place).expect("a folder").count(), 1);
+        check_refusal(&wgkv([verb, &["-o", "-"]].concat()), 2, &["standard output"], verb[0]);
+    }
+    #[cfg(unix)]
+    {
+        let place = folder.path("pipes");
+        std::fs::create_dir(&place).expect("a folder");
+        let made = std::process::Command::new("mkfifo").arg(place.join("sweep.jsonl")).status();
+        if made.is_ok_and(|status| status.success()) {
+            let out = place.to_str().expect("a plain path");
+            let run = wgkv([&sweep[..], &["-o", out]].concat());
+            check_refusal(&run, 2, &["sweep.jsonl", "is a pipe"], out);
+        }
+    }
+}
+
 #[test]
 fn a_refusal_leaves_an_older_output_as_it_was() {
     let folder = Folder::new();

@@ -9,7 +9,7 @@ use wgkv::conformance::{Case, Config, Fixed, Outcome, Report, StageReport, Suite
 
 use crate::args::Common;
 use crate::engine::{Engine, Gpu};
-use crate::file::{Fail, make_folder, said, shown};
+use crate::file::{Fail, make_folder, said, shown, told, try_place, write_whole};
 use crate::report::{print, progress, say, table};
 
 #[derive(Args, Debug)]
@@ -52,6 +52,11 @@ pub fn run(args: &ConformanceArgs, common: &Common) -> Result<(), Fail> {
     })?;
     if let Some(folder) = &args.output {
         make_folder(folder)?;
+        // Tried before any work is done.
+        let cases = stages().map(case_name);
+        for name in cases.chain([REPORT.into()]) {
+            try_place(&folder.join(name), &[])?;
+        }
     }
     let Engine::Gpu(gpu) = Engine::open(common)? else {
         return Err(Fail::device("conformance needs a GPU adapter; wgkv doctor says what to do"));
@@ -151,23 +156,24 @@ fn show(report: &Report) -> Result<(), Fail> {
     Ok(())
 }
 
-fn at(path: &Path, error: &std::io::Error) -> Fail {
-    Fail::input(format!("cannot be written: {}", said(error)))
-        .at(shown(&path.display().to_string()))
+/// Name of the report in its folder.
+const REPORT: &str = "report.json";
+
+/// Name of the file beside it that runs a stage's failing case again.
+fn case_name(stage: &str) -> String {
+    format!("{}.case.json", stage.replace('/', "-"))
 }
 
 /// Writes the report and the failing cases.
 fn save(folder: &Path, report: &Report) -> Result<(), Fail> {
-    let write = |name: &str, text: &str| {
-        let path = folder.join(name);
-        std::fs::write(&path, format!("{text}\n")).map_err(|e| at(&path, &e))
-    };
-    write("report.json", &report.to_json())?;
+    let write =
+        |name: &str, text: &str| write_whole(&folder.join(name), format!("{text}\n").as_bytes());
+    write(REPORT, &report.to_json())?;
     for stage in &report.stages {
         let StageReport { stage, case: Some(case), .. } = stage else { continue };
-        write(&format!("{}.case.json", stage.replace('/', "-")), case)?;
+        write(&case_name(stage), case)?;
     }
-    say(&format!("report written to {}", shown(&folder.join("report.json").display().to_string())));
+    say(&format!("report written to {}", shown(&folder.join(REPORT).display().to_string())));
     Ok(())
 }
 
@@ -182,5 +188,5 @@ fn read(path: &Path) -> Result<Case, Fail> {
     }
     let text = std::fs::read(path).map_err(broken)?;
     let text = String::from_utf8(text).map_err(|_| no_case("it is not text"))?;
-    Case::from_json(text.trim()).map_err(|e| no_case(&e.to_string()))
+    Case::from_json(text.trim()).map_err(|e| no_case(&told(e)))
 }

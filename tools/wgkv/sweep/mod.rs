@@ -18,7 +18,7 @@ use wgkv::layout::{Bits, PageLayout, Preset, Profile as Scheme};
 
 use crate::args::{Common, Profile};
 use crate::engine::{Engine, Gpu};
-use crate::file::{Fail, make_folder, said, shown};
+use crate::file::{Fail, make_folder, try_place, write_whole};
 use crate::report::{print, progress, table};
 pub use case::Method;
 use case::{Case, Packing, Shape};
@@ -460,6 +460,10 @@ pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
         .collect::<Result<Vec<_>, Fail>>()?;
     if let Some(folder) = &args.output {
         make_folder(folder)?;
+        // Tried before any work is done.
+        for name in FILES {
+            try_place(&folder.join(name), &[])?;
+        }
     }
     let engine = Engine::open_as(common, args.baseline)?;
     let second = match &engine {
@@ -542,13 +546,13 @@ fn report(lines: &[Line], engine: &str, common: &Common) -> Result<(), Fail> {
     table(&rows).iter().try_for_each(|line| print(line))
 }
 
+/// Names of the report's files.
+const FILES: [&str; 6] =
+    ["sweep.jsonl", "sweep.csv", "time.svg", "linear.svg", "bytes.svg", "roofline.svg"];
+
 /// Writes the report's files.
 fn save(folder: &Path, lines: &[Line], engine: &str) -> Result<(), Fail> {
-    let write = |name: &str, text: String| {
-        let path = folder.join(name);
-        let fail = |e| Fail::input(format!("cannot be written: {}", said(&e)));
-        std::fs::write(&path, text).map_err(|e| fail(e).at(shown(&path.display().to_string())))
-    };
+    let write = |name: &str, text: String| write_whole(&folder.join(name), text.as_bytes());
     let objects: Vec<String> = lines.iter().map(|line| line.json(engine).to_string()).collect();
     write("sweep.jsonl", objects.join("\n") + "\n")?;
     let mut csv = Vec::new();
