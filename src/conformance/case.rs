@@ -86,10 +86,10 @@ impl Case {
             return Err(fail(format!("a case has \"format\": \"{FORMAT}\"")));
         }
         let name = object["stage"].as_str().unwrap_or_default();
-        let stage = STAGES
-            .iter()
-            .find(|stage| stage.name == name)
-            .ok_or_else(|| fail(format!("there is no stage {name:?}")))?;
+        let stage = STAGES.iter().find(|stage| stage.name == name).ok_or_else(|| {
+            let start: String = name.chars().take(80).collect();
+            fail(format!("there is no stage {start:?}"))
+        })?;
         let number = |key: &str, max: u64| {
             object[key]
                 .as_u64()

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
-use super::{looks_like, refuse, shown};
+use super::{looks_like, refuse, shown, told};
 use crate::error::Result;
 use crate::shape::Dtype;
 
@@ -164,8 +164,8 @@ impl Header {
         if text.first() != Some(&b'{') {
             return Err("the header does not start with '{'".into());
         }
-        let raw: RawHeader =
-            serde_json::from_slice(text).map_err(|e| format!("the header is not valid: {e}"))?;
+        let raw: RawHeader = serde_json::from_slice(text)
+            .map_err(|e| format!("the header is not valid: {}", told(e)))?;
         let mut header = Self { metadata: raw.metadata, ..Self::default() };
         for (name, entry) in raw.tensors {
             let entry = check(&entry, data).map_err(|why| format!("{}: {why}", shown(&name)))?;

@@ -100,9 +100,17 @@ fn refuse(reason: impl Into<String>) -> Error {
 
 /// A name out of a file, fit for a terminal: control characters escaped, long names cut.
 pub fn shown(name: &str) -> String {
-    const LONGEST: usize = 80;
+    escaped(name, 80)
+}
+
+/// What a parser says, which may quote the file: as [`shown`], but with room for a sentence.
+fn told(error: impl core::fmt::Display) -> String {
+    escaped(&error.to_string(), 200)
+}
+
+fn escaped(name: &str, longest: usize) -> String {
     let mut text = String::new();
-    for c in name.chars().take(LONGEST) {
+    for c in name.chars().take(longest) {
         // Format characters can turn the line around as control characters can.
         if c.is_control()
             || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
@@ -112,7 +120,7 @@ pub fn shown(name: &str) -> String {
             text.push(c);
         }
     }
-    if name.chars().nth(LONGEST).is_some() {
+    if name.chars().nth(longest).is_some() {
         text.push_str("...");
     }
     text

@@ -207,10 +207,14 @@ fn outputs_that_cannot_be_written_are_refused_before_any_work() {
     std::fs::create_dir(folder.path("folder")).expect("a folder");
     let missing = folder.path("no/such/place.st");
     let folder_path = folder.path("folder");
+    let (behind, long) = (folder.path("new.st/"), folder.path(&"n".repeat(256)));
     for (out, words) in [
         (missing.to_str().expect("a plain path"), ["place.st", "no such file"]),
         (folder_path.to_str().expect("a plain path"), ["folder", "directory"]),
         ("/dev/null", ["/dev/null", "device"]),
+        (behind.to_str().expect("a plain path"), ["new.st", "no file name"]),
+        (long.to_str().expect("a plain path"), ["nnn", "name too long"]),
+        ("-", ["-", "standard output"]),
     ] {
         if cfg!(unix) {
             let run = wgkv(["quantize", input, "-o", out]);
@@ -244,6 +248,7 @@ fn numbers_of_a_sweep_and_files_of_a_case_are_named() {
     let folder = Folder::new();
     let file = folder.write("x.st", b"text");
     let place = file.to_str().expect("a plain path");
+    let many = ["8"; 2002].join(",");
     for (args, words) in [
         (vec!["sweep", "--tokens", "0"], ["--tokens is 0", "at least 1"]),
         (vec!["sweep", "--repeats", "0"], ["--repeats is 0", "at least 1"]),
@@ -251,12 +256,52 @@ fn numbers_of_a_sweep_and_files_of_a_case_are_named() {
         (vec!["sweep", "--bits", "3"], ["--profile compat", "bits is 3"]),
         (vec!["sweep", "--presets", "nan"], ["--presets", "NaN"]),
         (vec!["sweep", "--tokens", "99999999999999"], ["--tokens 99999999999999", "32-bit"]),
+        (vec!["sweep", "--group", "18446744073709551615"], ["--group is 1844", "at most 1024"]),
+        (vec!["sweep", "--group", "1000000000"], ["--group is 1000000000", "at most 1024"]),
+        (
+            vec!["sweep", "--group", "1024", "--tokens", "8", "--heads", "65536"],
+            ["--group 1024", "32-bit"],
+        ),
+        (
+            vec!["sweep", "--repeats", "18446744073709551615", "--warmup", "1"],
+            ["--repeats is 1844", "at most 1000000"],
+        ),
+        (vec!["sweep", "--warmup", "1000001"], ["--warmup is 1000001", "at most 1000000"]),
+        (vec!["sweep", "--tokens", &many], ["14014 combinations", "at most 10000"]),
         (vec!["sweep", "-o", place], ["x.st", "expected a folder"]),
+        (vec!["conformance", "--time", "9223372036854775807"], ["--time", "9223372036854775807"]),
         (vec!["conformance", "-o", place], ["x.st", "expected a folder"]),
         (vec!["conformance", "--case", place], ["x.st", "is no case"]),
         (vec!["conformance", "--case", "none.json"], ["none.json", "no such file"]),
     ] {
         check_refusal(&wgkv(&args), 2, &words, &format!("{args:?}"));
+    }
+}
+
+/// A folder of reports is tried file by file before any work is done.
+#[test]
+fn reports_that_cannot_be_written_are_refused_before_any_work() {
+    let folder = Folder::new();
+    let sweep = ["sweep", "--backend", "cpu", "--tokens", "8", "--dim", "8", "--methods", "score"];
+    for (verb, name) in [(&sweep[..], "time.svg"), (&["conformance"], "report.json")] {
+        let place = folder.path(verb[0]);
+        std::fs::create_dir_all(place.join(name)).expect("a folder");
+        let out = place.to_str().expect("a plain path");
+        let run = wgkv([verb, &["-o", out]].concat());
+        check_refusal(&run, 2, &[name, "is a directory"], out);
+        assert_eq!(std::fs::read_dir(&place).expect("a folder").count(), 1);
+        check_refusal(&wgkv([verb, &["-o", "-"]].concat()), 2, &["standard output"], verb[0]);
+    }
+    #[cfg(unix)]
+    {
+        let place = folder.path("pipes");
+        std::fs::create_dir(&place).expect("a folder");
+        let made = std::process::Command::new("mkfifo").arg(place.join("sweep.jsonl")).status();
+        if made.is_ok_and(|status| status.success()) {
+            let out = place.to_str().expect("a plain path");
+            let run = wgkv([&sweep[..], &["-o", out]].concat());
+            check_refusal(&run, 2, &["sweep.jsonl", "is a pipe"], out);
+        }
     }
 }
 

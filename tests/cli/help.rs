@@ -57,6 +57,8 @@ fn help_fits_a_screen_and_help_all_has_the_rest() {
         let [shown, whole] = [options(&help.stdout), options(&all.stdout)];
         assert!(shown.is_subset(&whole) && shown.contains("--help-all"), "{verb}: {shown:?}");
         assert_eq!(help.stdout, run("-h").stdout, "{verb}");
+        let none = ["doctor", "budgets", "sweep", "conformance"].contains(&verb);
+        assert_eq!(whole.contains("--layers"), !none, "{verb}");
         for option in ["--window", "--sinks", "--rope-theta", "--codebook"] {
             let has = whole.contains(option);
             assert!(verb != "compress" || has && !shown.contains(option), "{verb} {option}");

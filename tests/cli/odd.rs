@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::{File, Folder, pair, raw_file, wgkv};
+use crate::support::{File, Folder, check_refusal, pair, raw_file, wgkv};
 
 const SHAPE: [usize; 4] = [1, 2, 64, 64];
 
@@ -114,6 +114,63 @@ fn headers_that_lie_are_refused() {
     for claim in [0x07DF_9D40, 1 << 20, u64::MAX, 1 << 62] {
         refuse(&[&claim.to_le_bytes(), b"{}".as_slice()].concat(), &["header"]);
     }
+}
+
+/// What a terminal would obey, and more than a screen of it.
+#[test]
+fn messages_quote_no_more_of_a_file_than_a_line_holds() {
+    let folder = Folder::new();
+    let name = format!("\u{1b}[31m\n\u{202e}{}", "x".repeat(100_000));
+    let check = |args: &[&str], words: &[&str]| {
+        let run = wgkv(args);
+        check_refusal(&run, 2, words, &format!("{args:?}"));
+        let raw = |c: char| c == '\u{202e}' || c.is_control() && c != '\n';
+        assert!(!run.stderr.contains(raw), "{args:?}: {}", run.stderr);
+    };
+    let mut tensor = pair(SHAPE).header["layers.0.k"].clone();
+    tensor[&name] = json!(1);
+    let unknown = changed(|h| h["layers.0.k"] = tensor);
+    both_refuse(&folder, &unknown, &["u{1b}"]);
+    let meta = json!({"format": "wgkv-packed", "version": "1", "layers.0": json!({"batch": name}).to_string()});
+    let offsets = File::new().u32("layers.0.offsets", &[0, 1]).u32("layers.0.positions", &[0]);
+    let evicted =
+        offsets.f16("layers.0.k", &[1, 64], &[1.0; 64]).f16("layers.0.v", &[1, 64], &[1.0; 64]);
+    let path = folder.write(
+        "e.st",
+        &evicted.meta(json!({"layers.0": json!({"batch": name}).to_string()})).bytes(),
+    );
+    let out = folder.path("out.st");
+    let out = out.to_str().expect("a path");
+    check(&["quantize", path.to_str().expect("a path"), "-o", out], &["e.st", "u{1b}"]);
+    let packed = File::new().u32("layers.0.pages_offsets", &[0]).meta(meta);
+    let path = folder.write("p.st", &packed.bytes());
+    check(&["dequantize", path.to_str().expect("a path"), "-o", out], &["p.st"]);
+    let dense = folder.write("kv.st", &pair(SHAPE).bytes());
+    for ops in [json!([{"append": name}]), json!([{&name: 1}]), json!([{"use": name}])] {
+        let ops = folder.write("ops.json", ops.to_string().as_bytes());
+        let [dense, ops] = [&dense, &ops].map(|path| path.to_str().expect("a path"));
+        check(&["replay", dense, "--ops", ops, "-o", out], &["ops.json", "step 0"]);
+    }
+    let case = json!({"format": "wgkv-case", "stage": &name[..60_000]}).to_string();
+    let case = folder.write("case.json", case.as_bytes());
+    check(&["conformance", "--case", case.to_str().expect("a path")], &["case.json", "stage"]);
+}
+
+#[test]
+fn a_layer_that_is_not_there_is_refused_with_a_few_that_are() {
+    let folder = Folder::new();
+    let mut file = File::new();
+    for layer in 0..300 {
+        for side in ["k", "v"] {
+            file = file.f16(&format!("layers.{layer}.{side}"), &[1, 1, 1, 8], &[1.0; 8]);
+        }
+    }
+    let path = folder.write("x.st", &file.bytes());
+    for verb in ["inspect", "evict"] {
+        folder.refuses(verb, &path, &["--layers", "999"], &["layers.999", "15, ... (300 in all)"]);
+    }
+    let heads = folder.write("h.st", &File::new().f32("head.0", &[1], &[1.0]).bytes());
+    folder.refuses("inspect", &heads, &["--layers", "0"], &["layers.0", "no layers"]);
 }
 
 #[test]

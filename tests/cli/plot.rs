@@ -75,6 +75,17 @@ fn odd_caches_are_drawn() {
     assert!(!draw(&folder, &input, &[]).contains("NaN"));
 }
 
+/// These name their tensors `<i>.0` and `<i>.1`, and may be longer than what is in them.
+#[test]
+fn prompt_caches_of_mlx_lm_are_drawn() {
+    let folder = Folder::new();
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/mlx");
+    for name in ["f16_031", "f16_032", "bf16_032"] {
+        let svg = draw(&folder, &data.join(format!("{name}.safetensors")), &[]);
+        assert!(texts(&svg).iter().any(|text| text.contains("tokens that stay")), "{name}");
+    }
+}
+
 #[test]
 fn a_place_for_no_picture_is_refused_before_any_work() {
     let folder = Folder::new();
@@ -89,6 +100,13 @@ fn a_place_for_no_picture_is_refused_before_any_work() {
         let place = folder.path(name);
         let args = ["--backend", "cpu", "--plot", place.to_str().expect("a name")];
         folder.refuses("compress", &input, &args, &[name, "SVG"]);
+    }
+    if cfg!(unix) {
+        for (name, word) in [("x.svg/", "no file name"), (&"n".repeat(256), "name too long")] {
+            let place = folder.path(name);
+            let args = ["--backend", "cpu", "--plot", place.to_str().expect("a name")];
+            folder.refuses("compress", &input, &args, &[word]);
+        }
     }
     let link = folder.write("y.svg", &std::fs::read(&input).expect("it is there"));
     let args = ["--backend", "cpu", "--plot", link.to_str().expect("a name")];

@@ -158,3 +158,17 @@ fn what_no_sweep_can_mean_is_refused() {
         assert!(run.stderr.contains(word), "{args:?}: {}", run.stderr);
     }
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn shapes_beyond_the_memory_are_refused() {
+    let line = "ulimit -v 4000000 && exec \"$0\" sweep --backend cpu --methods evict --heads 1 \
+                --dim 8 --tokens 536870911";
+    let run = std::process::Command::new("sh")
+        .args(["-c", line, env!("CARGO_BIN_EXE_wgkv")])
+        .output()
+        .expect("a shell");
+    let words = String::from_utf8_lossy(&run.stderr);
+    assert_eq!(run.status.code(), Some(2), "{words}");
+    assert!(words.contains("4294967288 elements does not fit in memory"), "{words}");
+}

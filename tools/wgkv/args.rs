@@ -60,14 +60,19 @@ pub struct Common {
 /// `all` shows that too.
 pub fn grammar(all: bool) -> Command {
     let command = <Cli as clap::CommandFactory>::command();
+    let layers = command.get_arguments().find(|arg| arg.get_id() == "layers").cloned();
     command.mut_subcommands(|verb| {
-        verb.mut_args(|arg| {
+        // These read no layers.
+        let none = ["doctor", "budgets", "sweep", "conformance"].contains(&verb.get_name());
+        let layers = layers.clone().filter(|_| none).map(|arg| arg.hide(true));
+        let verb = verb.mut_args(|arg| {
             // A negative number is refused as a number out of range, not as an option that there is not.
             let valued = arg.get_long().is_some() && arg.get_action().takes_values();
             let arg = if valued { arg.allow_negative_numbers(true) } else { arg };
             let hidden = arg.is_hide_set() && !all;
             arg.hide(hidden)
-        })
+        });
+        verb.args(layers)
     })
 }
 
@@ -99,8 +104,8 @@ Example: a quarter of the tokens, shared out over the heads by score
     Budgets(BudgetsArgs),
     /// Pack keys and values to 1 to 4 bits (NSNQuant)
     #[command(after_help = "\
-Example: 2 bits for keys, 1 bit for values
-  wgkv quantize kv.safetensors -o packed.safetensors --profile tuned --k-bits 2 --v-bits 1
+Example: 2 bits for keys and values
+  wgkv quantize kv.safetensors -o packed.safetensors --profile tuned --bits 2
 Example: at most 2.25 bits an element, scales and means counted
   wgkv quantize kv.safetensors -o packed.safetensors --target-bits 2.25")]
     Quantize(QuantizeArgs),
@@ -121,7 +126,7 @@ Example:
     /// Run appends, trims and forks on a packed cache, step by step
     #[command(after_help = "\
 Example: ops.json holds [{\"append\": 300}, {\"trim\": 5}, {\"fork\": \"a\"}, {\"use\": \"a\"}]
-  wgkv replay kv.safetensors --ops ops.json -o steps.safetensors --json")]
+  wgkv replay kv.safetensors --layers 7 --ops ops.json -o steps.safetensors --json")]
     Replay(ReplayArgs),
     /// Show what a file holds
     #[command(after_help = "Example:\n  wgkv inspect packed.safetensors")]

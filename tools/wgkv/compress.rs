@@ -7,7 +7,7 @@ use wgkv::shape::Elements;
 use crate::args::{Common, CompressArgs};
 use crate::attend::{Cache, attend, take_rows};
 use crate::engine::Engine;
-use crate::file::{Data, Fail, Output, Source, shown, write_whole};
+use crate::file::{Data, Fail, Output, Source, shown, try_place, write_whole};
 use crate::layers::{Dense, Kind, Names, Pair, layers, want};
 use crate::nested::{check_keeping, evict_config, score_config, select};
 use crate::packed::{Packed, Side, write_codebook};
@@ -217,13 +217,12 @@ pub fn run(args: &CompressArgs, common: &Common) -> Result<(), Fail> {
             return Err(Fail::input(message).at(shown(&path.display().to_string())));
         }
         // Tried like a file of tensors, before any work is done.
-        Output::create(path, &[&args.input, &args.out.output])?;
-        let tokens = |layer: &u32| -> Result<usize, Fail> {
-            Ok(source.entry(&format!("layers.{layer}.k"), 4)?.shape[2])
-        };
-        let tokens: Result<Vec<usize>, Fail> =
-            list.iter().map(|(layer, _)| tokens(layer)).collect();
-        picture = Some(Picture::new(tokens?.into_iter().max().unwrap_or(0)));
+        try_place(path, &[&args.input, &args.out.output])?;
+        let mut tokens = 0;
+        for (layer, names) in &list {
+            tokens = tokens.max(Dense::check(&source, *layer, names, "k")?.1[2]);
+        }
+        picture = Some(Picture::new(tokens));
     }
     let engine = Engine::open(common)?;
     let bar = progress(list.len(), "compressing");

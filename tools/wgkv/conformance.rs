@@ -9,7 +9,7 @@ use wgkv::conformance::{Case, Config, Fixed, Outcome, Report, StageReport, Suite
 
 use crate::args::Common;
 use crate::engine::{Engine, Gpu};
-use crate::file::{Fail, make_folder, said, shown};
+use crate::file::{Fail, make_folder, said, shown, told, try_place, write_whole};
 use crate::report::{print, progress, say, table};
 
 #[derive(Args, Debug)]
@@ -23,8 +23,8 @@ pub struct ConformanceArgs {
     /// Where the random cases start from
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
-    /// Seconds of random cases, instead of a number of them
-    #[arg(long, value_name = "SECONDS", conflicts_with = "cases", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Seconds of random cases, at most a year, instead of a number of them
+    #[arg(long, value_name = "SECONDS", conflicts_with = "cases", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub time: Option<u64>,
     /// Only stages whose name begins like this, as in nestedkv,attention/raw
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "case")]
@@ -52,6 +52,11 @@ pub fn run(args: &ConformanceArgs, common: &Common) -> Result<(), Fail> {
     })?;
     if let Some(folder) = &args.output {
         make_folder(folder)?;
+        // Tried before any work is done.
+        let cases = stages().map(case_name);
+        for name in cases.chain([REPORT.into()]) {
+            try_place(&folder.join(name), &[])?;
+        }
     }
     let Engine::Gpu(gpu) = Engine::open(common)? else {
         return Err(Fail::device("conformance needs a GPU adapter; wgkv doctor says what to do"));
@@ -96,8 +101,9 @@ fn run_all(suite: &mut Suite, gpu: &Gpu, time: Option<Duration>) {
     let mut until = None;
     while let Some(case) = suite.next_case() {
         if let Some(time) = time.filter(|_| suite.only_random_left()) {
-            let end = *until.get_or_insert_with(|| Instant::now() + time);
-            if Instant::now() >= end {
+            // A time that the clock does not reach has no end.
+            let end = *until.get_or_insert_with(|| Instant::now().checked_add(time));
+            if end.is_some_and(|end| Instant::now() >= end) {
                 break;
             }
         }
@@ -150,23 +156,24 @@ fn show(report: &Report) -> Result<(), Fail> {
     Ok(())
 }
 
-fn at(path: &Path, error: &std::io::Error) -> Fail {
-    Fail::input(format!("cannot be written: {}", said(error)))
-        .at(shown(&path.display().to_string()))
+/// Name of the report in its folder.
+const REPORT: &str = "report.json";
+
+/// Name of the file beside it that runs a stage's failing case again.
+fn case_name(stage: &str) -> String {
+    format!("{}.case.json", stage.replace('/', "-"))
 }
 
 /// Writes the report and the failing cases.
 fn save(folder: &Path, report: &Report) -> Result<(), Fail> {
-    let write = |name: &str, text: &str| {
-        let path = folder.join(name);
-        std::fs::write(&path, format!("{text}\n")).map_err(|e| at(&path, &e))
-    };
-    write("report.json", &report.to_json())?;
+    let write =
+        |name: &str, text: &str| write_whole(&folder.join(name), format!("{text}\n").as_bytes());
+    write(REPORT, &report.to_json())?;
     for stage in &report.stages {
         let StageReport { stage, case: Some(case), .. } = stage else { continue };
-        write(&format!("{}.case.json", stage.replace('/', "-")), case)?;
+        write(&case_name(stage), case)?;
     }
-    say(&format!("report written to {}", shown(&folder.join("report.json").display().to_string())));
+    say(&format!("report written to {}", shown(&folder.join(REPORT).display().to_string())));
     Ok(())
 }
 
@@ -181,5 +188,5 @@ fn read(path: &Path) -> Result<Case, Fail> {
     }
     let text = std::fs::read(path).map_err(broken)?;
     let text = String::from_utf8(text).map_err(|_| no_case("it is not text"))?;
-    Case::from_json(text.trim()).map_err(|e| no_case(&e.to_string()))
+    Case::from_json(text.trim()).map_err(|e| no_case(&told(e)))
 }

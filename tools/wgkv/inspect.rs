@@ -1,11 +1,13 @@
 //! `inspect`: what a file holds.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 use wgkv::files::PromptCache;
 
 use crate::args::{Common, InspectArgs};
-use crate::file::{Fail, Source, shown};
-use crate::layers::{Kind, layer_tensor};
+use crate::file::{Fail, Source, readable, shown};
+use crate::layers::{Kind, layer_tensor, no_layer};
 use crate::report::{print, table};
 
 /// Prints a table of the tensors, from the header alone.
@@ -21,6 +23,12 @@ pub fn run(args: &InspectArgs, common: &Common) -> Result<(), Fail> {
             let message = format!("has dtype {}, expected F32, F16 or BF16", entry.dtype.name());
             return Err(source.fail(name, message));
         }
+    }
+    let layers: BTreeSet<u32> =
+        header.tensors.keys().filter_map(|name| Some(layer_tensor(name)?.0)).collect();
+    let select = common.layers.iter().flatten();
+    if let Some(layer) = select.into_iter().find(|layer| !layers.contains(layer)) {
+        return Err(no_layer(&source, *layer, layers.iter()));
     }
     let kind = Kind::of(header);
     let classes = PromptCache::classes(header);
@@ -86,9 +94,4 @@ pub fn run(args: &InspectArgs, common: &Common) -> Result<(), Fail> {
         print(&line)?;
     }
     Ok(())
-}
-
-/// A value of the metadata on one line.
-fn readable(value: &str) -> String {
-    value.split_inclusive(|_| true).map(shown).collect()
 }

@@ -166,18 +166,31 @@ pub fn layers<R: Read + Seek>(
     let Some(select) = select else {
         return Ok(found.into_iter().collect());
     };
-    let there: Vec<String> = found.keys().map(u32::to_string).collect();
     let mut chosen = BTreeMap::new();
     for index in select {
         match found.get(index) {
             Some(names) => chosen.insert(*index, names.clone()),
-            None => {
-                let message = format!("is not in the file, which has layers {}", there.join(", "));
-                return Err(source.fail(&format!("layers.{index}"), message));
-            }
+            None => return Err(no_layer(source, *index, found.keys())),
         };
     }
     Ok(chosen.into_iter().collect())
+}
+
+/// The refusal of a layer that is not among those of the file, of which a few are named.
+pub fn no_layer<'a, R: Read + Seek>(
+    source: &Source<R>,
+    layer: u32,
+    there: impl ExactSizeIterator<Item = &'a u32>,
+) -> Fail {
+    const NAMED: usize = 16;
+    let count = there.len();
+    let mut named = there.take(NAMED).map(u32::to_string).collect::<Vec<_>>().join(", ");
+    if count > NAMED {
+        named.push_str(&format!(", ... ({count} in all)"));
+    }
+    let which = if count == 0 { "no layers".into() } else { format!("layers {named}") };
+    let message = format!("is not in the file, which has {which}");
+    source.fail(&format!("layers.{layer}"), message)
 }
 
 /// A tensor `[batch, heads, tokens, head_dim]`.

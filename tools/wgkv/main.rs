@@ -31,7 +31,7 @@ use clap::error::ErrorKind;
 use clap::{Command, FromArgMatches};
 
 use args::{Cli, Verb};
-use file::Fail;
+use file::{Fail, readable};
 use report::say;
 
 fn main() -> ExitCode {
@@ -45,7 +45,9 @@ fn main() -> ExitCode {
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(fail) => {
-            say(&format!("error: {}", fail.message));
+            // One line whatever a driver says, and nothing in it that a terminal obeys.
+            let lines: Vec<&str> = fail.message.lines().map(str::trim).collect();
+            say(&format!("error: {}", readable(&lines.join(" "))));
             ExitCode::from(fail.code)
         }
     }

@@ -28,7 +28,7 @@ use wgkv::layout::{Bits, CODEBOOK_ROWS, PIECE, Profile, Scheme};
 use wgkv::nsnquant::{Codebook, Codec, KeyScales, Pairing, Rope, check_factors};
 use wgkv::shape::check_offsets;
 
-use crate::file::{Data, Fail, FileDtype, Header, Output, Payload, Source, shown};
+use crate::file::{Data, Fail, FileDtype, Header, Output, Payload, Source, shown, told};
 use crate::layers::{Names, layer_tensor};
 use crate::ragged::{check_positions, to_json};
 
@@ -380,7 +380,7 @@ fn note(header: &Header, layer: u32) -> Result<Note, String> {
     profile(header)?;
     let text =
         header.metadata.get(&format!("layers.{layer}")).ok_or("the metadata do not describe it")?;
-    serde_json::from_str(text).map_err(|e| format!("the metadata are not valid: {e}"))
+    serde_json::from_str(text).map_err(|e| format!("the metadata are not valid: {}", told(e)))
 }
 
 /// The profile that the metadata name.

@@ -6,7 +6,7 @@ use std::io::{Read, Seek};
 use serde::{Deserialize, Serialize};
 use wgkv::shape::{check_head_dim, check_offsets};
 
-use crate::file::{Data, Fail, FileDtype, Output, Payload, Source, shown};
+use crate::file::{Data, Fail, FileDtype, Output, Payload, Source, shown, told};
 use crate::layers::{Names, Pair};
 
 /// Name of the format in the metadata.
@@ -111,8 +111,9 @@ impl Ragged {
         let last = position_list.iter().max().map_or(0, |&p| p as usize + 1);
         let key = format!("layers.{layer}");
         let note = match source.header().metadata.get(&key) {
-            Some(text) => serde_json::from_str(text)
-                .map_err(|e| source.fail(&key, format!("the metadata are not valid: {e}")))?,
+            Some(text) => serde_json::from_str(text).map_err(|e| {
+                source.fail(&key, format!("the metadata are not valid: {}", told(e)))
+            })?,
             None => Note { batch: 1, heads: rows, tokens: last },
         };
         if note.batch.checked_mul(note.heads) != Some(rows)

@@ -5,7 +5,7 @@ use std::path::Path;
 use wgkv::nsnquant::{Pairing, Rope};
 
 use crate::args::{self, RopeArgs};
-use crate::file::{Fail, said, shown};
+use crate::file::{Fail, said, shown, told};
 
 /// Largest list of frequencies in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -73,5 +73,5 @@ fn read(path: &Path) -> Result<Vec<f32>, String> {
         return Err(format!("holds {} bytes, more than {MAX_BYTES}", kind.len()));
     }
     let bytes = std::fs::read(path).map_err(broken)?;
-    serde_json::from_slice(&bytes).map_err(|e| format!("is no JSON list of numbers: {e}"))
+    serde_json::from_slice(&bytes).map_err(|e| format!("is no JSON list of numbers: {}", told(e)))
 }

@@ -1,6 +1,7 @@
 //! How the program refuses: one line, one exit code.
 
 use wgkv::Error;
+use wgkv::files::shown;
 
 /// A message for the user and the exit code that goes with it.
 #[derive(Debug)]
@@ -28,6 +29,19 @@ impl Fail {
     pub fn at(self, place: impl core::fmt::Display) -> Self {
         Self { message: format!("{place}: {}", self.message), ..self }
     }
+}
+
+/// Text of any length on one line, control characters escaped.
+pub fn readable(text: &str) -> String {
+    text.split_inclusive(|_| true).map(shown).collect()
+}
+
+/// What a parser says, which may quote the file: escaped, and cut where a name fills it.
+pub fn told(error: impl core::fmt::Display) -> String {
+    const LONGEST: usize = 200;
+    let text = error.to_string();
+    let end = text.char_indices().nth(LONGEST).map(|(at, _)| at);
+    end.map_or_else(|| readable(&text), |end| readable(&text[..end]) + "...")
 }
 
 impl From<Error> for Fail {

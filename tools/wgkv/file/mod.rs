@@ -5,7 +5,7 @@ mod fail;
 mod source;
 mod write;
 
-pub use fail::Fail;
+pub use fail::{Fail, readable, told};
 pub use source::{Source, said};
 pub use wgkv::files::{Data, FileDtype, Header, shown};
-pub use write::{Output, Payload, make_folder, write_whole};
+pub use write::{Output, Payload, make_folder, try_place, write_whole};

@@ -1,6 +1,7 @@
 //! Writing safetensors files whole or not at all.
 
-use std::io::{BufWriter, Write};
+use std::ffi::OsStr;
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
@@ -60,27 +61,7 @@ pub struct Output {
 impl Output {
     /// Makes sure that the place can be written to and is none of `others`, before any work is done.
     pub fn create(path: &Path, others: &[&Path]) -> Result<Self, Fail> {
-        let fail = |message: String| Fail::input(message).at(shown(&path.display().to_string()));
-        // Behind a link the file itself is replaced, as a plain write would do.
-        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        if let Ok(kind) = std::fs::metadata(&path) {
-            if kind.is_dir() {
-                return Err(fail("is a directory, expected a file to write".into()));
-            }
-            // Renaming onto a device would replace it.
-            if !kind.is_file() {
-                return Err(fail("is a pipe or device, expected a file to write".into()));
-            }
-        }
-        if path.file_name().is_none() {
-            return Err(fail("is no file name".into()));
-        }
-        let own = place(&path);
-        if own.is_some() && others.iter().any(|other| place(other) == own) {
-            return Err(fail("is also the input or another output, give each its own file".into()));
-        }
-        // Only a trial: long work that is interrupted must leave nothing behind.
-        temporary(&path).map_err(|e| fail(format!("cannot be written: {}", said(&e))))?;
+        let path = try_place(path, others)?;
         Ok(Self { path, tensors: Vec::new(), header: Header::default(), sealed: false })
     }
 
@@ -143,9 +124,50 @@ impl Output {
     }
 }
 
+/// Where a path leads, links followed, if it can be written to and is none of `others`.
+pub fn try_place(path: &Path, others: &[&Path]) -> Result<PathBuf, Fail> {
+    let fail = |message: String| Fail::input(message).at(shown(&path.display().to_string()));
+    let broken = |e: std::io::Error| fail(format!("cannot be written: {}", said(&e)));
+    if path.as_os_str() == "-" {
+        return Err(fail("standard output is not written to, give a file".into()));
+    }
+    // Behind a link the file itself is replaced, as a plain write would do.
+    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let kind = std::fs::metadata(&path);
+    if let Ok(kind) = &kind {
+        if kind.is_dir() {
+            return Err(fail("is a directory, expected a file to write".into()));
+        }
+        // Renaming onto a device would replace it.
+        if !kind.is_file() {
+            return Err(fail("is a pipe or device, expected a file to write".into()));
+        }
+    }
+    // Behind a separator there is none, though the part before it counts as the path's file name.
+    let ends =
+        |name: &OsStr| path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes());
+    if !path.file_name().is_some_and(ends) {
+        return Err(fail("is no file name".into()));
+    }
+    let own = place(&path);
+    if own.is_some() && others.iter().any(|other| place(other) == own) {
+        return Err(fail("is also the input or another output, give each its own file".into()));
+    }
+    // Only a trial: long work that is interrupted must leave nothing behind.
+    temporary(&path).map_err(broken)?;
+    match kind {
+        // The temporary file has a name of its own, this one may be longer than the system takes.
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(broken(e)),
+        _ => Ok(path),
+    }
+}
+
 /// Makes a folder for several files, if there is none.
 pub fn make_folder(path: &Path) -> Result<(), Fail> {
     let fail = |message: String| Fail::input(message).at(shown(&path.display().to_string()));
+    if path.as_os_str() == "-" {
+        return Err(fail("standard output is not written to, give a folder".into()));
+    }
     if path.exists() && !path.is_dir() {
         return Err(fail("is a file, expected a folder".into()));
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::file::{Fail, shown};
+use crate::file::{Fail, shown, told};
 
 /// Name of the cache that a replay starts with.
 pub const MAIN: &str = "main";
@@ -73,7 +73,8 @@ fn load(path: &Path) -> Result<String, String> {
 }
 
 fn parse(text: &str) -> Result<Vec<Op>, String> {
-    let value: Value = serde_json::from_str(text).map_err(|e| format!("is no JSON: {e}"))?;
+    let value: Value =
+        serde_json::from_str(text).map_err(|e| format!("is no JSON: {}", told(e)))?;
     let Value::Array(steps) = value else {
         return Err("is no JSON list".into());
     };
@@ -93,13 +94,13 @@ fn one(value: &Value) -> Result<Op, String> {
         value
             .as_u64()
             .and_then(|n| usize::try_from(n).ok())
-            .ok_or_else(|| format!("{verb} is {value}, expected a count of tokens"))
+            .ok_or_else(|| format!("{verb} is {}, expected a count of tokens", told(value)))
     };
     let name = || {
         value
             .as_str()
             .map(str::to_string)
-            .ok_or_else(|| format!("{verb} is {value}, expected a name"))
+            .ok_or_else(|| format!("{verb} is {}, expected a name", told(value)))
     };
     match verb.as_str() {
         "append" => count().map(Op::Append),

@@ -19,8 +19,10 @@ pub struct Data {
     pub values: Vec<f16>,
 }
 
-/// Reproducible elements, roughly normal.
-pub fn noise(count: usize, seed: u64) -> Vec<f16> {
+/// Reproducible elements, roughly normal; an error where there is no memory for them.
+fn noise(count: usize, seed: u64) -> Result<Vec<f16>, Fail> {
+    let mut elements = Vec::new();
+    elements.try_reserve_exact(count).map_err(|_| no_memory(count))?;
     let mut state = seed;
     let mut next = || {
         state =
@@ -28,13 +30,22 @@ pub fn noise(count: usize, seed: u64) -> Vec<f16> {
         let parts = [state >> 48, state >> 32 & 0xffff, state >> 16 & 0xffff];
         parts.iter().sum::<u64>() as f32 / 32768.0 - 3.0
     };
-    (0..count).map(|_| f16::from_f32(next())).collect()
+    elements.extend((0..count).map(|_| f16::from_f32(next())));
+    Ok(elements)
+}
+
+fn no_memory(count: usize) -> Fail {
+    Fail::input(format!("a shape of {count} elements does not fit in memory"))
 }
 
 impl Data {
-    pub fn new(shape: Shape) -> Self {
+    pub fn new(shape: Shape) -> Result<Self, Fail> {
         let count = shape.elements();
-        Self { shape, keys: noise(count, 1), values: noise(count, 2) }
+        // Only a trial, before anything is filled: two more of each for copies and answers.
+        let mut room = Vec::<[f16; 6]>::new();
+        room.try_reserve_exact(count).map_err(|_| no_memory(count))?;
+        drop(room);
+        Ok(Self { shape, keys: noise(count, 1)?, values: noise(count, 2)? })
     }
 
     fn tensor<'a>(&self, name: &'static str, data: &'a [f16]) -> Result<Tensor<'a>, Fail> {
@@ -43,7 +54,7 @@ impl Data {
     }
 
     /// Queries of `group` heads a KV head.
-    pub fn queries(&self, group: usize) -> Vec<f16> {
+    pub fn queries(&self, group: usize) -> Result<Vec<f16>, Fail> {
         noise(self.shape.rows() * group * self.shape.dim, 3)
     }
 }
@@ -150,7 +161,7 @@ pub fn run(data: &Data, case: &Case, before: &Before) -> Result<Answer, Fail> {
         }
         (Method::AttendRaw | Method::AttendPacked | Method::AttendPaged, before) => {
             let group = case.group.unwrap_or(1);
-            let queries = data.queries(group);
+            let queries = data.queries(group)?;
             let queries = Queries {
                 data: Elements::F16(&queries),
                 batch,

@@ -120,7 +120,7 @@ impl<'a> Loaded<'a> {
                         Ok(vec![])
                     })?;
                     let each = pages / rows.max(1);
-                    let queries = data.queries(case.group.unwrap_or(1));
+                    let queries = data.queries(case.group.unwrap_or(1))?;
                     let queries =
                         self.gpu.context.upload("queries", bytemuck::cast_slice(&queries))?;
                     prepared.words = vec![queries, upload(&offsets(rows, each))?, keys, values];
@@ -130,7 +130,7 @@ impl<'a> Loaded<'a> {
                 prepared.codecs = Some(codecs);
             }
             Method::AttendRaw | Method::AttendPaged => {
-                let queries = data.queries(case.group.unwrap_or(1));
+                let queries = data.queries(case.group.unwrap_or(1))?;
                 prepared.words =
                     vec![self.gpu.context.upload("queries", bytemuck::cast_slice(&queries))?];
                 if case.method == Method::AttendPaged {

@@ -5,6 +5,7 @@ mod data;
 mod device;
 mod pages;
 mod plot;
+mod shapes;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -17,7 +18,7 @@ use wgkv::layout::{Bits, PageLayout, Preset, Profile as Scheme};
 
 use crate::args::{Common, Profile};
 use crate::engine::{Engine, Gpu};
-use crate::file::{Fail, make_folder, said, shown};
+use crate::file::{Fail, make_folder, try_place, write_whole};
 use crate::report::{print, progress, table};
 pub use case::Method;
 use case::{Case, Packing, Shape};
@@ -162,36 +163,6 @@ impl Line {
         }
         Value::Object(object)
     }
-}
-
-/// Refuses what no sweep can mean.
-fn check(args: &SweepArgs) -> Result<(), Fail> {
-    let lists = [
-        ("--batch", &args.batch),
-        ("--heads", &args.heads),
-        ("--group", &args.group),
-        ("--dim", &args.dim),
-        ("--tokens", &args.tokens),
-        ("--chunk", &args.chunk),
-    ];
-    for (name, list) in lists {
-        if list.is_empty() || list.contains(&0) {
-            return Err(Fail::input(format!("{name} is 0, expected at least 1")));
-        }
-    }
-    if args.repeats == 0 {
-        return Err(Fail::input("--repeats is 0, expected at least 1"));
-    }
-    if args.methods.is_empty() || args.bits.is_empty() || args.profile.is_empty() {
-        return Err(Fail::input("nothing to time: --methods, --bits or --profile is empty"));
-    }
-    if !(args.keep > 0.0 && args.keep <= 1.0) {
-        let keep = args.keep;
-        return Err(Fail::input(format!(
-            "--keep is {keep}, expected a fraction above 0 and at most 1"
-        )));
-    }
-    Ok(())
 }
 
 /// What a pool keeps raw by default, and packs in this way.
@@ -444,7 +415,7 @@ fn on_cpu(
     bar: &ProgressBar,
 ) -> Result<Vec<Line>, Fail> {
     let mut lines = Vec::new();
-    let mut to = vec![half::f16::ZERO; data.keys.len()];
+    let mut to = data.keys.clone();
     for case in cases {
         let before = data::before(data, &case)?;
         let mut times = [Vec::new(), Vec::new()];
@@ -483,31 +454,16 @@ fn on_cpu(
 
 /// `sweep`.
 pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
-    check(args)?;
-    let mut shapes = Vec::new();
-    for &batch in &args.batch {
-        for &heads in &args.heads {
-            for &dim in &args.dim {
-                for &tokens in &args.tokens {
-                    let shape = Shape { batch, heads, dim, tokens };
-                    let size = [heads, dim, tokens]
-                        .iter()
-                        .try_fold(batch, |product, &n| product.checked_mul(n));
-                    // Kernels index elements with 32 bits.
-                    if size.is_none_or(|size| u32::try_from(size).is_err()) {
-                        let message = format!(
-                            "--batch {batch} x --heads {heads} x --tokens {tokens} x --dim {dim} is \
-                             4294967296 elements or more, which 32-bit indices do not reach"
-                        );
-                        return Err(Fail::input(message));
-                    }
-                    shapes.push((shape, cases(args, shape)?));
-                }
-            }
-        }
-    }
+    let shapes = shapes::shapes(args)?
+        .into_iter()
+        .map(|shape| Ok((shape, cases(args, shape)?)))
+        .collect::<Result<Vec<_>, Fail>>()?;
     if let Some(folder) = &args.output {
         make_folder(folder)?;
+        // Tried before any work is done.
+        for name in FILES {
+            try_place(&folder.join(name), &[])?;
+        }
     }
     let engine = Engine::open_as(common, args.baseline)?;
     let second = match &engine {
@@ -529,7 +485,7 @@ pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
     let bar = progress(steps, "timing");
     let mut lines = Vec::new();
     for (shape, cases) in shapes {
-        let data = Data::new(shape);
+        let data = Data::new(shape)?;
         let mut own = match &engine {
             Engine::Gpu(_) => on_gpu(&gpus, args, &data, &cases, &bar)?,
             Engine::Cpu => on_cpu(args, &data, cases, &bar)?,
@@ -590,13 +546,13 @@ fn report(lines: &[Line], engine: &str, common: &Common) -> Result<(), Fail> {
     table(&rows).iter().try_for_each(|line| print(line))
 }
 
+/// Names of the report's files.
+const FILES: [&str; 6] =
+    ["sweep.jsonl", "sweep.csv", "time.svg", "linear.svg", "bytes.svg", "roofline.svg"];
+
 /// Writes the report's files.
 fn save(folder: &Path, lines: &[Line], engine: &str) -> Result<(), Fail> {
-    let write = |name: &str, text: String| {
-        let path = folder.join(name);
-        let fail = |e| Fail::input(format!("cannot be written: {}", said(&e)));
-        std::fs::write(&path, text).map_err(|e| fail(e).at(shown(&path.display().to_string())))
-    };
+    let write = |name: &str, text: String| write_whole(&folder.join(name), text.as_bytes());
     let objects: Vec<String> = lines.iter().map(|line| line.json(engine).to_string()).collect();
     write("sweep.jsonl", objects.join("\n") + "\n")?;
     let mut csv = Vec::new();

@@ -10,7 +10,7 @@ use plotters::drawing::DrawingAreaErrorKind;
 use plotters::prelude::*;
 
 use super::Line;
-use crate::file::{Fail, shown};
+use crate::file::{Fail, shown, write_whole};
 
 type Fault = DrawingAreaErrorKind<std::io::Error>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -138,17 +138,20 @@ impl View<'_> {
             return Ok(());
         }
         let (x, y) = (ends(|p| p.0).log_scale().base(self.base), ends(|p| p.1).log_scale());
-        self.draw_into(path, x, y).map_err(|e| fault(path, &e))
+        let mut text = String::new();
+        self.draw_into(&mut text, x, y).map_err(|e| fault(path, &e))?;
+        write_whole(path, text.as_bytes())
     }
 
-    fn draw_into<X, Y>(&self, path: &Path, x: X, y: Y) -> Result<(), Fault>
+    fn draw_into<X, Y>(&self, text: &mut String, x: X, y: Y) -> Result<(), Fault>
     where
         X: AsRangedCoord<Value = f64, CoordDescType: ValueFormatter<f64>>,
         Y: AsRangedCoord<Value = f64, CoordDescType: ValueFormatter<f64>>,
     {
         let names = self.curves.len() + usize::from(self.roof.is_some());
         let height = PLOT.1.max(80 + NAME * names as u32);
-        let area: Area<'_> = SVGBackend::new(path, (PLOT.0 + NAMES, height)).into_drawing_area();
+        let size = (PLOT.0 + NAMES, height);
+        let area: Area<'_> = SVGBackend::with_string(text, size).into_drawing_area();
         area.fill(&WHITE)?;
         let (plot, beside) = area.split_horizontally(PLOT.0);
         let mut chart = ChartBuilder::on(&plot)
