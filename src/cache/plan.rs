@@ -176,7 +176,7 @@ impl Frontier {
 pub struct Move {
     /// Rows of both tensors.
     pub rows: usize,
-    /// Channels of a token, an even number.
+    /// Channels of a token; an even number, unless both types have 32 bits.
     pub head_dim: usize,
     /// Tokens copied from each row.
     pub tokens: usize,
@@ -198,9 +198,11 @@ impl Move {
     /// Checks that the spans lie within the tensors and that shaders can count the words of both.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::Parameter`] for an odd head dimension.
+    /// [`Error::OutOfRange`]; [`Error::Parameter`] for an odd head dimension of a type of 16 bits.
     pub fn check(&self) -> Result<()> {
-        if !self.head_dim.is_multiple_of(2) {
+        // Shaders write whole words.
+        let wide = self.from_dtype.bytes() == 4 && self.to_dtype.bytes() == 4;
+        if !wide && !self.head_dim.is_multiple_of(2) {
             let (got, expected) = (self.head_dim as f64, "an even number");
             return Err(Error::Parameter { argument: "head_dim", got, expected });
         }
