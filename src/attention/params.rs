@@ -85,7 +85,11 @@ params! {
         scaled_at: u32,
         span: u32,
         span_multiplier: u32,
-        span_shift: u32,
+        span_shift1: u32,
+        span_shift2: u32,
+        head_dim: u32,
+        _pad0: u32,
+        _pad1: u32,
     }
 }
 

@@ -11,10 +11,20 @@ use super::{buffer, requirements};
 use crate::error::Result;
 
 /// What a [`Context`] is made from.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct ContextDescriptor<'a> {
     /// A cache that pipelines are made through (Vulkan only); the caller loads and saves it.
     pub pipeline_cache: Option<&'a wgpu::PipelineCache>,
+    /// Whether kernels may use WGSL's products of packed integers, which are faster. A browser that
+    /// has them says so: `navigator.gpu.wgslLanguageFeatures` has `packed_4x8_integer_dot_product`.
+    /// Outside browsers wgpu has them everywhere, and the default is to use them.
+    pub integer_dots: bool,
+}
+
+impl Default for ContextDescriptor<'_> {
+    fn default() -> Self {
+        Self { pipeline_cache: None, integer_dots: cfg!(not(target_arch = "wasm32")) }
+    }
 }
 
 /// A device and queue of the caller, with the pipelines made for them so far.
@@ -30,6 +40,7 @@ struct Inner {
     device: wgpu::Device,
     queue: wgpu::Queue,
     cache: Option<wgpu::PipelineCache>,
+    integer_dots: bool,
     pipelines: Mutex<HashMap<(&'static str, Variant), Arc<Pipeline>>>,
     nonce: AtomicU32,
     #[cfg(feature = "conformance")]
@@ -54,6 +65,7 @@ impl Context {
                 device: device.clone(),
                 queue: queue.clone(),
                 cache: descriptor.pipeline_cache.cloned(),
+                integer_dots: descriptor.integer_dots,
                 pipelines: Mutex::default(),
                 nonce: AtomicU32::new(1),
                 #[cfg(feature = "conformance")]
@@ -66,12 +78,13 @@ impl Context {
     /// The same device with faults planted in what runs on it.
     #[cfg(feature = "conformance")]
     pub(crate) fn planted(&self, faults: &[Fault]) -> Self {
-        let Inner { device, queue, cache, .. } = &*self.inner;
+        let Inner { device, queue, cache, integer_dots, .. } = &*self.inner;
         Self {
             inner: Arc::new(Inner {
                 device: device.clone(),
                 queue: queue.clone(),
                 cache: cache.clone(),
+                integer_dots: *integer_dots,
                 pipelines: Mutex::default(),
                 nonce: AtomicU32::new(1),
                 planted: Planted::new(faults),
@@ -105,6 +118,11 @@ impl Context {
     #[cfg(feature = "conformance")]
     pub(super) fn groups(&self, kernel: &Kernel, groups: u64) -> u64 {
         self.inner.planted.groups(kernel, groups)
+    }
+
+    /// Whether kernels may use products of packed integers.
+    pub(crate) fn integer_dots(&self) -> bool {
+        self.inner.integer_dots
     }
 
     /// The caller's device.

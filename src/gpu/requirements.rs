@@ -21,13 +21,20 @@ pub(crate) fn binding_limit(limits: &wgpu::Limits) -> u64 {
     limits.max_storage_buffer_binding_size.min(MAX_BINDING)
 }
 
-/// The limits that the device must be made with: those of the WebGPU baseline, with buffers as large
-/// as `available` allows and storage bindings too, up to 2 GiB, since the size of a binding bounds
-/// the size of a tensor.
+/// Most workgroup memory that a kernel makes use of.
+const MAX_STORAGE: u32 = 32768;
+
+/// The limits that the device should be made with: those of the WebGPU baseline, without which no stage
+/// runs; with buffers as large as `available` allows and storage bindings too, up to 2 GiB, since the
+/// size of a binding bounds the size of a tensor; and with up to 32 KiB of workgroup memory, which
+/// attention of grouped queries is faster with.
 pub fn required_limits(available: &wgpu::Limits) -> wgpu::Limits {
     wgpu::Limits {
         max_buffer_size: available.max_buffer_size,
         max_storage_buffer_binding_size: binding_limit(available),
+        max_compute_workgroup_storage_size: available
+            .max_compute_workgroup_storage_size
+            .clamp(baseline().max_compute_workgroup_storage_size, MAX_STORAGE),
         ..baseline()
     }
 }

@@ -21,12 +21,16 @@ static PLAIN: &[u8; (256 * 8 + 256 * 4 + 64 * 2 + 256 * 2) * 4] = include_bytes!
 /// Centroids that are searched side by side: as many as a baseline vector register holds.
 pub(super) const LANES: usize = 4;
 
+/// What bytes count in, for books that bytes hold.
+const BYTE_UNIT: f32 = 0.03125;
+
 /// Centroids of one rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Book {
     width: usize,
     values: Vec<f32>,
     halves: bool,
+    bytes: bool,
     /// As the search reads them, in blocks of [`LANES`] rows: a column for each channel, then what
     /// is taken off the dot products, half of the squared norms (nothing where all norms are 1).
     columns: Vec<[f32; LANES]>,
@@ -47,7 +51,8 @@ impl Book {
             });
         }
         let halves = values.iter().all(|v| half::f16::from_f32(*v).to_f32() == *v);
-        Self { width, values, halves, columns }
+        let bytes = values.iter().all(|v| f32::from((v / BYTE_UNIT) as i8) * BYTE_UNIT == *v);
+        Self { width, values, halves, bytes, columns }
     }
 
     /// Channels of a centroid.
@@ -68,6 +73,11 @@ impl Book {
     /// Whether f16 holds every value as it is.
     pub const fn halves(&self) -> bool {
         self.halves
+    }
+
+    /// Whether bytes hold every value as it is, in units of 1/32.
+    pub const fn bytes(&self) -> bool {
+        self.bytes
     }
 
     /// One centroid.

@@ -63,6 +63,19 @@ fn packed_value_row(row: u32) -> vec4<f32> {
     return value_book[row];
 }
 
+// Positions come in any order.
+const PLAIN_ASCENDING: bool = false;
+
+var<private> plain_begin: u32;
+
+fn plain_id(number: u32) -> u32 {
+    return plain_begin + number;
+}
+
+fn plain_place(id: u32) -> vec4<u32> {
+    return packed_at(id);
+}
+
 @compute @workgroup_size(SOFTMAX_LANES)
 fn main(
     @builtin(local_invocation_index) lane: u32,
@@ -89,24 +102,9 @@ fn main(
     let begin = min(row_begin + split * length, row_end);
     let end = min(begin + length, row_end);
 
-    let own = attend_lane(lane);
-    var run = plain_start();
-    let chunk = params.packed.chunk;
-    // Positions come in any order.
-    let flags = select(0u, PLAIN_WHOLE, params.attend.causal == 0u);
-    for (var first = begin; first < end; first += PLAIN_PAGES) {
-        let pages = min(end - first, PLAIN_PAGES);
-        for (var start = 0u; start < chunk; start += params.packed.span) {
-            let count = min(chunk - start, params.packed.span);
-            workgroupBarrier();
-            if lane < pages {
-                plain_take(lane, packed_at(first + lane), flags);
-            }
-            workgroupBarrier();
-            plain_round(own, block, pages, start, count, &run);
-        }
-    }
+    plain_begin = begin;
+    let run = plain_pages(lane, block, end - begin);
     workgroupBarrier();
     let slot = row * params.slots + params.slots_first + split;
-    plain_finish(own, attend_place(block, slot), run);
+    plain_finish(attend_lane(lane), attend_place(block, slot), run);
 }

@@ -94,6 +94,21 @@ fn packed_value_row(row: u32) -> vec4<f32> {
     return book[params.packed.value_book + row];
 }
 
+const PLAIN_ASCENDING: bool = true;
+
+var<private> plain_unit_of: PagedUnit;
+
+fn plain_id(number: u32) -> u32 {
+    return lists[params.paged.pages_at + plain_unit_of.first + number];
+}
+
+fn plain_place(id: u32) -> vec4<u32> {
+    let page = paged_held(id);
+    var at = packed_at(page.index);
+    at.w = select(PLAIN_NOWHERE, page.slab, page.held);
+    return at;
+}
+
 @compute @workgroup_size(SOFTMAX_LANES)
 fn main(
     @builtin(local_invocation_index) lane: u32,
@@ -101,33 +116,11 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
     let unit = paged_unit(group.y * groups.x + group.x);
+    plain_unit_of = unit;
     let block = attend_block(unit.row, unit.block, unit.live);
     plain_show(lane, block.query);
     plain_books(lane);
-
-    let own = attend_lane(lane);
-    var run = plain_start();
-    let chunk = params.packed.chunk;
-    for (var first = 0u; first < unit.pages; first += PLAIN_PAGES) {
-        let pages = min(unit.pages - first, PLAIN_PAGES);
-        for (var start = 0u; start < chunk; start += params.packed.span) {
-            let count = min(chunk - start, params.packed.span);
-            workgroupBarrier();
-            if lane < pages {
-                let page = paged_page(unit, first + lane);
-                var at = packed_at(page.index);
-                at.w = page.slab;
-                var flags = select(PLAIN_SKIP, PLAIN_WHOLE, page.held);
-                if page.held && params.attend.causal != 0u {
-                    flags = plain_sight(
-                        block, packed_position(at, 0u), packed_position(at, chunk - 1u));
-                }
-                plain_take(lane, at, flags);
-            }
-            workgroupBarrier();
-            plain_round(own, block, pages, start, count, &run);
-        }
-    }
+    let run = plain_pages(lane, block, unit.pages);
     workgroupBarrier();
-    plain_finish(own, attend_place(block, unit.slot), run);
+    plain_finish(attend_lane(lane), attend_place(block, unit.slot), run);
 }

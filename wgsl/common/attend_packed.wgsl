@@ -292,3 +292,11 @@ fn packed_finish(own: AttendLane, place: vec4<u32>, run: AttendRun, means: Atten
         attend_store_sums(place, 8u * own.piece, plain);
     }
 }
+
+fn packed_key_form() -> u32 {
+    return params.packed.key_form;
+}
+
+fn packed_value_form() -> u32 {
+    return params.packed.value_form;
+}

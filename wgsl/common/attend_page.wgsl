@@ -36,7 +36,11 @@ struct PackedParams {
     // Tokens of a page that are taken in together, and the division by their number; for plain books.
     span: u32,
     span_multiplier: u32,
-    span_shift: u32,
+    span_shift1: u32,
+    span_shift2: u32,
+    head_dim: u32,
+    _pad0: u32,
+    _pad1: u32,
 }
 
 // There are sign bits; scales and means have 4 bits; the mean is in the Hadamard domain; centroids are
@@ -76,8 +80,8 @@ fn packed_show(lane: u32, query: Whole) {
 }
 
 fn packed_mean(page: vec4<u32>, channel: u32) -> f32 {
-    if packed_has(params.packed.value_form, PACKED_FOUR | PACKED_LINEAR) {
-        let linear = packed_has(params.packed.value_form, PACKED_LINEAR);
+    if packed_has(packed_value_form(), PACKED_FOUR | PACKED_LINEAR) {
+        let linear = packed_has(packed_value_form(), PACKED_LINEAR);
         let number = select(2u, 1u + (channel >> 5u), linear);
         let grid = grid_parts(packed_value(page, params.packed.value_grid + number));
         let word = packed_value(page, params.packed.value_o + (channel >> 3u));
@@ -87,8 +91,8 @@ fn packed_mean(page: vec4<u32>, channel: u32) -> f32 {
 }
 
 fn packed_key_mean(page: vec4<u32>, channel: u32) -> f32 {
-    if packed_has(params.packed.key_form, PACKED_FOUR | PACKED_LINEAR) {
-        let linear = packed_has(params.packed.key_form, PACKED_LINEAR);
+    if packed_has(packed_key_form(), PACKED_FOUR | PACKED_LINEAR) {
+        let linear = packed_has(packed_key_form(), PACKED_LINEAR);
         let number = select(2u, 1u + (channel >> 5u), linear);
         let grid = grid_parts(packed_key(page, params.packed.key_grid + number));
         let word = packed_key(page, params.packed.key_o + (channel >> 3u));
@@ -100,7 +104,7 @@ fn packed_key_mean(page: vec4<u32>, channel: u32) -> f32 {
 // Both scales of a key or a value.
 fn packed_key_scales(page: vec4<u32>, token: u32) -> vec2<f32> {
     let plan = params.packed;
-    if packed_has(plan.key_form, PACKED_FOUR) {
+    if packed_has(packed_key_form(), PACKED_FOUR) {
         let first = grid_parts(packed_key(page, plan.key_grid));
         let second = grid_parts(packed_key(page, plan.key_grid + 1u));
         let word = token >> 3u;
@@ -110,7 +114,7 @@ fn packed_key_scales(page: vec4<u32>, token: u32) -> vec2<f32> {
         );
     }
     let half = token >> 1u;
-    if packed_has(plan.key_form, PACKED_LINEAR) {
+    if packed_has(packed_key_form(), PACKED_LINEAR) {
         let grid = grid_linear_parts(packed_key(page, plan.key_grid));
         let word = packed_key(page, plan.key_s1 + (token >> 3u));
         return vec2<f32>(
@@ -126,7 +130,7 @@ fn packed_key_scales(page: vec4<u32>, token: u32) -> vec2<f32> {
 
 fn packed_value_scales(page: vec4<u32>, token: u32) -> vec2<f32> {
     let plan = params.packed;
-    if packed_has(plan.value_form, PACKED_FOUR) {
+    if packed_has(packed_value_form(), PACKED_FOUR) {
         let first = grid_parts(packed_value(page, plan.value_grid));
         let second = grid_parts(packed_value(page, plan.value_grid + 1u));
         let word = token >> 3u;
@@ -136,7 +140,7 @@ fn packed_value_scales(page: vec4<u32>, token: u32) -> vec2<f32> {
         );
     }
     let half = token >> 1u;
-    if packed_has(plan.value_form, PACKED_LINEAR) {
+    if packed_has(packed_value_form(), PACKED_LINEAR) {
         let grid = grid_linear_parts(packed_value(page, plan.value_grid));
         let word = packed_value(page, plan.value_s1 + (token >> 3u));
         return vec2<f32>(

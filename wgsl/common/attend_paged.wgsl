@@ -54,7 +54,10 @@ fn paged_unit(place: u32) -> PagedUnit {
 
 // Page `number` of a unit; one that lies in no slab that is bound, or beyond its slab, is not held.
 fn paged_page(unit: PagedUnit, number: u32) -> PagedPage {
-    let id = lists[params.paged.pages_at + unit.first + number];
+    return paged_held(lists[params.paged.pages_at + unit.first + number]);
+}
+
+fn paged_held(id: u32) -> PagedPage {
     let slab = id >> params.paged.shift;
     let index = id & params.paged.mask;
     var bound = select(PAGED_NO_SLAB, 0u, slab == params.paged.slab_0);

@@ -7,14 +7,12 @@
 // Wants SOFTMAX_LANES (64 or 128), HEAD_DIM, PLAIN_PAGES (most pages at a time, 1 to 16); plain_keys (slab, at) ->
 // vec4<u32>, four words of keys, and packed_position (page, token) -> u32.
 
-// The queries that meet the centroids, and behind them those that meet the means of pages.
-const HEADS_PARTS: u32 = 2u;
+// The queries that meet the centroids, unless books of bytes do, and behind them those that meet the
+// means of pages.
+const HEADS_PARTS: u32 = 2u - KEY_BYTES;
+const PLAIN_MEANS: u32 = HEADS_PARTS - 1u;
 // Tokens at a time.
 const PLAIN_ROUND: u32 = 4u * SOFTMAX_LANES;
-// Lanes that add up what belongs to one page.
-const PLAIN_SUBS: u32 = SOFTMAX_LANES / 16u;
-const PLAIN_SUBS_LOG: u32 = select(3u, 2u, SOFTMAX_LANES == 64u);
-
 // A page of which no query sees a token.
 const PLAIN_SKIP: u32 = 1u;
 // A page all of whose tokens every query sees, so that positions are of no account.
@@ -26,6 +24,23 @@ struct PlainFour {
     c: Real,
     d: Real,
 }
+
+fn packed_key_form() -> u32 {
+    return KEY_FORM;
+}
+
+fn packed_value_form() -> u32 {
+    return VALUE_FORM;
+}
+
+// The queries as integers of 16 bits, four channels a word: the upper bytes, the lower ones, which have
+// a sign of their own, and what their products with bytes of the book count in.
+const PLAIN_QUADS: u32 = select(1u, HEAD_DIM / 4u, KEY_BYTES == 1u);
+const PLAIN_LARGEST: f32 = 32512.0;
+const PLAIN_SMALLEST: f32 = 1e-30;
+var<workgroup> plain_high: array<Whole, PLAIN_QUADS>;
+var<workgroup> plain_low: array<Whole, PLAIN_QUADS>;
+var<private> plain_unit: Real;
 
 struct PlainRun {
     top: Real,
@@ -43,13 +58,24 @@ var<workgroup> plain_weight: array<Real, PLAIN_ROUND>;
 var<workgroup> plain_at: array<vec4<u32>, PLAIN_PAGES>;
 var<workgroup> plain_flags: array<u32, PLAIN_PAGES>;
 var<workgroup> plain_page: array<Real, PLAIN_PAGES>;
-// Of each page: words of the grids of the means of keys and of values.
-var<workgroup> plain_grids: array<vec2<u32>, PLAIN_PAGES>;
+// Of each page: the grid of the mean of its values.
+var<workgroup> plain_grids: array<vec2<f32>, PLAIN_PAGES>;
 // Of each page: first and second scales of keys, then of values, by their codes.
 var<workgroup> plain_scales: array<f32, 64u * PLAIN_PAGES>;
 
-// What is to be done with a page of these first and last positions, which ascend.
-fn plain_sight(block: AttendBlock, first: u32, last: u32) -> u32 {
+// What is to be done with a page; whose positions ascend where the kernel says so.
+fn plain_sight(block: AttendBlock, page: vec4<u32>) -> u32 {
+    if page.w == PLAIN_NOWHERE {
+        return PLAIN_SKIP;
+    }
+    if params.attend.causal == 0u {
+        return PLAIN_WHOLE;
+    }
+    if !PLAIN_ASCENDING {
+        return 0u;
+    }
+    let first = packed_position(page, 0u);
+    let last = packed_position(page, params.packed.chunk - 1u);
     if !attend_reaches(block, first, last) {
         return PLAIN_SKIP;
     }
@@ -58,47 +84,7 @@ fn plain_sight(block: AttendBlock, first: u32, last: u32) -> u32 {
     return select(PLAIN_WHOLE, 0u, heads_any(!(whole | none)));
 }
 
-// Adds the products of 8 channels of four tokens.
-fn plain_eight(sums: PlainFour, codes: vec4<u32>, c: u32) -> PlainFour {
-    let low = heads_query(c);
-    let high = heads_query(c + 4u);
-    let x = plain_key_piece(codes.x);
-    let y = plain_key_piece(codes.y);
-    let z = plain_key_piece(codes.z);
-    let w = plain_key_piece(codes.w);
-    return PlainFour(
-        heads_dot(heads_dot(sums.a, low, x.low), high, x.high),
-        heads_dot(heads_dot(sums.b, low, y.low), high, y.high),
-        heads_dot(heads_dot(sums.c, low, z.low), high, z.high),
-        heads_dot(heads_dot(sums.d, low, w.low), high, w.high),
-    );
-}
-
-fn plain_codes(
-    a: vec4<u32>,
-    b: vec4<u32>,
-    c: vec4<u32>,
-    d: vec4<u32>,
-    piece: u32,
-) -> vec4<u32> {
-    return vec4<u32>(
-        plain_code(a, piece), plain_code(b, piece), plain_code(c, piece), plain_code(d, piece));
-}
-
-// Adds the products of 32 channels of four tokens, from channel `base` on.
-fn plain_block(
-    sums: PlainFour,
-    a: vec4<u32>,
-    b: vec4<u32>,
-    c: vec4<u32>,
-    d: vec4<u32>,
-    base: u32,
-) -> PlainFour {
-    var all = plain_eight(sums, plain_codes(a, b, c, d, 0u), base);
-    all = plain_eight(all, plain_codes(a, b, c, d, 1u), base + 8u);
-    all = plain_eight(all, plain_codes(a, b, c, d, 2u), base + 16u);
-    return plain_eight(all, plain_codes(a, b, c, d, 3u), base + 24u);
-}
+const PLAIN_NOWHERE: u32 = 0xffffffffu;
 
 // Some words of 32 channels.
 fn plain_words(slab: u32, at: u32) -> vec4<u32> {
@@ -115,65 +101,89 @@ fn plain_words(slab: u32, at: u32) -> vec4<u32> {
     return words;
 }
 
-// Dot products of the queries shown with the centroids of four tokens, whose codes start at these
-// words of these slabs.
-fn plain_dots(slabs: vec4<u32>, at: vec4<u32>) -> PlainFour {
-    var sums = PlainFour(Real(0.0), Real(0.0), Real(0.0), Real(0.0));
-    if (HEAD_DIM & 127u) != 0u {
-        var word = at;
-        for (var c = 0u; c < HEAD_DIM; c += 32u) {
-            sums = plain_block(sums, plain_words(slabs.x, word.x), plain_words(slabs.y, word.y),
-                plain_words(slabs.z, word.z), plain_words(slabs.w, word.w), c);
-            word += vec4<u32>(KEY_BITS);
-        }
-        return sums;
+// Of two tokens: products with centroids of f16, or with centroids of bytes.
+struct PlainTwo {
+    a: Real,
+    b: Real,
+}
+
+struct PlainSums {
+    real: PlainTwo,
+    high_a: Integer,
+    high_b: Integer,
+    low_a: Integer,
+    low_b: Integer,
+}
+
+// Adds the products of eight channels, from channel `c` on.
+fn plain_eight(sums: PlainSums, code_a: u32, code_b: u32, c: u32) -> PlainSums {
+    var all = sums;
+    if KEY_BYTES == 1u {
+        let a = plain_key_bytes(code_a);
+        let b = plain_key_bytes(code_b);
+        let at = c >> 2u;
+        let high = plain_high[at];
+        let high_next = plain_high[at + 1u];
+        all.high_a = heads_dot_bytes(heads_dot_bytes(sums.high_a, high, a.x), high_next, a.y);
+        all.high_b = heads_dot_bytes(heads_dot_bytes(sums.high_b, high, b.x), high_next, b.y);
+        let low = plain_low[at];
+        let low_next = plain_low[at + 1u];
+        all.low_a = heads_dot_bytes(heads_dot_bytes(sums.low_a, low, a.x), low_next, a.y);
+        all.low_b = heads_dot_bytes(heads_dot_bytes(sums.low_b, low, b.x), low_next, b.y);
+        return all;
     }
-    var word = at;
-    for (var c = 0u; c < HEAD_DIM; c += 128u) {
-        let a = plain_keys(slabs.x, word.x);
-        let b = plain_keys(slabs.y, word.y);
-        let e = plain_keys(slabs.z, word.z);
-        let f = plain_keys(slabs.w, word.w);
-        if KEY_BITS == 1u {
-            sums = plain_block(sums, a, b, e, f, c);
-            sums = plain_block(sums, a.yyyy, b.yyyy, e.yyyy, f.yyyy, c + 32u);
-            sums = plain_block(sums, a.zzzz, b.zzzz, e.zzzz, f.zzzz, c + 64u);
-            sums = plain_block(sums, a.wwww, b.wwww, e.wwww, f.wwww, c + 96u);
-        } else {
-            let a2 = plain_keys(slabs.x, word.x + 4u);
-            let b2 = plain_keys(slabs.y, word.y + 4u);
-            let e2 = plain_keys(slabs.z, word.z + 4u);
-            let f2 = plain_keys(slabs.w, word.w + 4u);
-            if KEY_BITS == 2u {
-                sums = plain_block(sums, a, b, e, f, c);
-                sums = plain_block(sums, a.zwzw, b.zwzw, e.zwzw, f.zwzw, c + 32u);
-                sums = plain_block(sums, a2, b2, e2, f2, c + 64u);
-                sums = plain_block(sums, a2.zwzw, b2.zwzw, e2.zwzw, f2.zwzw, c + 96u);
-            } else {
-                let a3 = plain_keys(slabs.x, word.x + 8u);
-                let b3 = plain_keys(slabs.y, word.y + 8u);
-                let e3 = plain_keys(slabs.z, word.z + 8u);
-                let f3 = plain_keys(slabs.w, word.w + 8u);
-                if KEY_BITS == 3u {
-                    sums = plain_block(sums, a, b, e, f, c);
-                    sums = plain_block(sums, vec4<u32>(a.w, a2.xyz), vec4<u32>(b.w, b2.xyz),
-                        vec4<u32>(e.w, e2.xyz), vec4<u32>(f.w, f2.xyz), c + 32u);
-                    sums = plain_block(sums, vec4<u32>(a2.zw, a3.xy), vec4<u32>(b2.zw, b3.xy),
-                        vec4<u32>(e2.zw, e3.xy), vec4<u32>(f2.zw, f3.xy), c + 64u);
-                    sums = plain_block(sums, a3.yzww, b3.yzww, e3.yzww, f3.yzww, c + 96u);
-                } else {
-                    sums = plain_block(sums, a, b, e, f, c);
-                    sums = plain_block(sums, a2, b2, e2, f2, c + 32u);
-                    sums = plain_block(sums, a3, b3, e3, f3, c + 64u);
-                    sums = plain_block(sums, plain_keys(slabs.x, word.x + 12u),
-                        plain_keys(slabs.y, word.y + 12u), plain_keys(slabs.z, word.z + 12u),
-                        plain_keys(slabs.w, word.w + 12u), c + 96u);
-                }
-            }
-        }
-        word += vec4<u32>(4u * KEY_BITS);
+    let low = heads_query(c);
+    let high = heads_query(c + 4u);
+    let a = plain_key_halves(code_a);
+    let b = plain_key_halves(code_b);
+    all.real.a = heads_dot(heads_dot(sums.real.a, low, a.low), high, a.high);
+    all.real.b = heads_dot(heads_dot(sums.real.b, low, b.low), high, b.high);
+    return all;
+}
+
+// Adds the products of 32 channels, from channel `c` on.
+fn plain_block(sums: PlainSums, a: vec4<u32>, b: vec4<u32>, c: u32) -> PlainSums {
+    var all = plain_eight(sums, plain_code(a, 0u), plain_code(b, 0u), c);
+    all = plain_eight(all, plain_code(a, 1u), plain_code(b, 1u), c + 8u);
+    all = plain_eight(all, plain_code(a, 2u), plain_code(b, 2u), c + 16u);
+    return plain_eight(all, plain_code(a, 3u), plain_code(b, 3u), c + 24u);
+}
+
+// Whether words of keys are read four at a time.
+const PLAIN_VECTORS: bool = (HEAD_DIM & 127u) == 0u && KEY_BITS != 3u;
+// Channels of a step, and words from one to the next.
+const PLAIN_CHANNELS: u32 =
+    select(32u, select(select(32u, 64u, KEY_BITS == 2u), 128u, KEY_BITS == 1u), PLAIN_VECTORS);
+const PLAIN_ADVANCE: u32 = select(KEY_BITS, 4u, PLAIN_VECTORS);
+
+fn plain_next_words(slab: u32, at: u32) -> vec4<u32> {
+    if PLAIN_VECTORS {
+        return plain_keys(slab, at);
     }
-    return sums;
+    return plain_words(slab, at);
+}
+
+// Adds the products of the channels of a step, from channel `c` on.
+fn plain_step(sums: PlainSums, a: vec4<u32>, b: vec4<u32>, c: u32) -> PlainSums {
+    var all = plain_block(sums, a, b, c);
+    if PLAIN_CHANNELS == 64u {
+        all = plain_block(all, a.zwzw, b.zwzw, c + 32u);
+    } else if PLAIN_CHANNELS == 128u {
+        all = plain_block(all, a.yyyy, b.yyyy, c + 32u);
+        all = plain_block(all, a.zzzz, b.zzzz, c + 64u);
+        all = plain_block(all, a.wwww, b.wwww, c + 96u);
+    }
+    return all;
+}
+
+fn plain_products(sums: PlainSums) -> PlainTwo {
+    if KEY_BYTES == 0u {
+        return sums.real;
+    }
+    return PlainTwo(
+        (Real(sums.high_a) * 256.0 + Real(sums.low_a)) * plain_unit,
+        (Real(sums.high_b) * 256.0 + Real(sums.low_b)) * plain_unit,
+    );
 }
 
 fn plain_add(run: ptr<function, PlainRun>, weight: Real, codes: vec2<u32>) {
@@ -201,29 +211,49 @@ fn plain_value_four_words(own: AttendLane, number: u32, start: u32, token: u32, 
         plain_value_words(page.w, page.y, part.z), plain_value_words(page.w, page.y, part.w));
 }
 
-// Adds the values of tokens `start` to `start + count` of all pages. The words of the next step are on
-// their way while those at hand are decoded.
+// Adds the values of tokens `start` to `start + count` of all pages, and of their means. The words of the
+// next step are on their way while those at hand are decoded; the first are given.
 fn plain_values(
     own: AttendLane,
     pages: u32,
     start: u32,
     count: u32,
+    first: PlainWords,
+    first_mean: u32,
     run: ptr<function, PlainRun>,
 ) {
     let groups = params.attend.groups;
     let step = 4u * groups;
+    let slots = 4u * plain_subs();
     let odd = (own.piece & 1u) == 1u;
-    var words = plain_value_four_words(own, 0u, start, own.group, count);
+    var words = first;
+    var mean = first_mean;
     for (var number = 0u; number < pages; number++) {
+        let live = (plain_flags[number] & PLAIN_SKIP) == 0u;
+        let following = min(number + 1u, pages - 1u);
+        let mean_coming = plain_mean_word(following, own.lane);
+        if live {
+            (*run).means.a = plain_mean((*run).means.a, number, own.lane, mean);
+            if PLAIN_SPANS > 1u {
+                (*run).means.b = plain_mean((*run).means.b, number, own.lane + SOFTMAX_LANES, plain_mean_word(number, own.lane + SOFTMAX_LANES));
+            }
+            if PLAIN_SPANS > 2u {
+                (*run).means.c = plain_mean((*run).means.c, number, own.lane + 2u * SOFTMAX_LANES, plain_mean_word(number, own.lane + 2u * SOFTMAX_LANES));
+            }
+            if PLAIN_SPANS > 3u {
+                (*run).means.d = plain_mean((*run).means.d, number, own.lane + 3u * SOFTMAX_LANES, plain_mean_word(number, own.lane + 3u * SOFTMAX_LANES));
+            }
+        }
+        mean = mean_coming;
         for (var base = 0u; base < count; base += step) {
             let within = base + step < count;
-            let next = select(min(number + 1u, pages - 1u), number, within);
+            let next = select(following, number, within);
             let after = select(0u, base + step, within) + own.group;
             let coming = plain_value_four_words(own, next, start, after, count);
-            if (plain_flags[number] & PLAIN_SKIP) == 0u {
+            if live {
                 let t = base + own.group;
                 let at = min(vec4<u32>(t, t + groups, t + 2u * groups, t + 3u * groups),
-                    vec4<u32>(count - 1u)) + number * count;
+                    vec4<u32>(count - 1u)) + number * slots;
                 var weights = PlainFour(
                     plain_weight[at.x], plain_weight[at.y], plain_weight[at.z], plain_weight[at.w]);
                 if base + step > count {
@@ -254,77 +284,97 @@ fn plain_start() -> PlainRun {
     return run;
 }
 
-// Takes note of a page; lane `number` does.
-fn plain_take(number: u32, page: vec4<u32>, flags: u32) {
-    plain_at[number] = page;
-    plain_flags[number] = flags;
-    // Grids of means with PACKED_FOUR; else words that are there.
-    let key = select(0u, params.packed.key_grid + 2u, packed_has(params.packed.key_form, PACKED_FOUR));
-    let value =
-        select(0u, params.packed.value_grid + 2u, packed_has(params.packed.value_form, PACKED_FOUR));
-    plain_grids[number] = vec2<u32>(packed_key(page, key), packed_value(page, value));
-}
-
-// Puts the scales that codes of 4 bits stand for before the workgroup. A barrier must follow.
-fn plain_tables(lane: u32, pages: u32) {
-    let keys = packed_has(params.packed.key_form, PACKED_FOUR);
-    let values = packed_has(params.packed.value_form, PACKED_FOUR);
+// Puts the scales that codes of 4 bits of a page stand for before the workgroup. A barrier must follow.
+fn plain_tables(mine: PlainMine, page: vec4<u32>) {
+    let keys = packed_has(packed_key_form(), PACKED_FOUR);
+    let values = packed_has(packed_value_form(), PACKED_FOUR);
     let key = select(0u, params.packed.key_grid, keys);
     let value = select(0u, params.packed.value_grid, values);
     if keys || values {
-        for (var i = lane; i < 16u * pages; i += SOFTMAX_LANES) {
-            let page = plain_at[i >> 4u];
-            let a = packed_key(page, key);
-            let b = packed_key(page, key + 1u);
-            let c = packed_value(page, value);
-            let d = packed_value(page, value + 1u);
-            let at = 64u * (i >> 4u) + (i & 15u);
-            plain_scales[at] = grid_scale(grid_parts(a), i & 15u);
-            plain_scales[at + 16u] = grid_scale(grid_parts(b), i & 15u);
-            plain_scales[at + 32u] = grid_scale(grid_parts(c), i & 15u);
-            plain_scales[at + 48u] = grid_scale(grid_parts(d), i & 15u);
+        let a = grid_parts(packed_key(page, key));
+        let b = grid_parts(packed_key(page, key + 1u));
+        let c = grid_parts(packed_value(page, value));
+        let d = grid_parts(packed_value(page, value + 1u));
+        for (var i = mine.sub; i < 16u; i += mine.subs) {
+            let at = 64u * mine.page + i;
+            plain_scales[at] = grid_scale(a, i);
+            plain_scales[at + 16u] = grid_scale(b, i);
+            plain_scales[at + 32u] = grid_scale(c, i);
+            plain_scales[at + 48u] = grid_scale(d, i);
         }
     }
 }
 
-// Both scales of a key and of a value.
-fn plain_token_scales(own: PlainToken, codes: vec4<u32>) -> vec4<f32> {
-    let page = plain_at[own.page];
-    let first = 64u * own.page;
-    let token = own.token;
-    var keys: vec2<f32>;
-    var values: vec2<f32>;
-    if packed_has(params.packed.key_form, PACKED_FOUR) {
-        keys = vec2<f32>(plain_scales[first + grid_nibble(codes.x, token)],
-            plain_scales[first + 16u + grid_nibble(codes.y, token)]);
-    } else {
-        keys = packed_key_scales(page, token);
-    }
-    if packed_has(params.packed.value_form, PACKED_FOUR) {
-        values = vec2<f32>(plain_scales[first + 32u + grid_nibble(codes.z, token)],
-            plain_scales[first + 48u + grid_nibble(codes.w, token)]);
-    } else {
-        values = packed_value_scales(page, token);
-    }
-    return vec4<f32>(keys, values);
+// Lanes that share a page, each with every so many-th of its tokens.
+fn plain_subs() -> u32 {
+    return (params.packed.span + 3u) >> 2u;
 }
 
-// Words of the codes of these scales; with scales of 16 bits words that are there.
-fn plain_scale_words(own: PlainToken) -> vec4<u32> {
-    let page = plain_at[own.page];
-    let word = own.token >> 3u;
-    return vec4<u32>(
-        packed_key(page, params.packed.key_s1 + word), packed_key(page, params.packed.key_s2 + word),
-        packed_value(page, params.packed.value_s1 + word),
-        packed_value(page, params.packed.value_s2 + word));
+// A lane's tokens of a page: sub, sub + subs, ... of those at hand.
+struct PlainMine {
+    page: u32,
+    sub: u32,
+    subs: u32,
+}
+
+fn plain_mine(lane: u32) -> PlainMine {
+    let subs = plain_subs();
+    let page = divide_magic(lane, params.packed.span_multiplier, params.packed.span_shift1, params.packed.span_shift2);
+    return PlainMine(page, lane - page * subs, subs);
+}
+
+// Codes of both scales of four tokens, a byte each, where they have 4 bits.
+fn plain_key_codes(page: vec4<u32>, first: u32, step: u32, last: u32) -> u32 {
+    if !packed_has(packed_key_form(), PACKED_FOUR) {
+        return 0u;
+    }
+    let t = min(vec4<u32>(first, first + step, first + 2u * step, first + 3u * step), vec4<u32>(last));
+    let a = vec4<u32>(packed_key(page, params.packed.key_s1 + (t.x >> 3u)), packed_key(page, params.packed.key_s1 + (t.y >> 3u)),
+        packed_key(page, params.packed.key_s1 + (t.z >> 3u)), packed_key(page, params.packed.key_s1 + (t.w >> 3u)));
+    let b = vec4<u32>(packed_key(page, params.packed.key_s2 + (t.x >> 3u)), packed_key(page, params.packed.key_s2 + (t.y >> 3u)),
+        packed_key(page, params.packed.key_s2 + (t.z >> 3u)), packed_key(page, params.packed.key_s2 + (t.w >> 3u)));
+    return plain_pack(a, b, t);
+}
+
+fn plain_value_codes4(page: vec4<u32>, first: u32, step: u32, last: u32) -> u32 {
+    if !packed_has(packed_value_form(), PACKED_FOUR) {
+        return 0u;
+    }
+    let t = min(vec4<u32>(first, first + step, first + 2u * step, first + 3u * step), vec4<u32>(last));
+    let a = vec4<u32>(packed_value(page, params.packed.value_s1 + (t.x >> 3u)), packed_value(page, params.packed.value_s1 + (t.y >> 3u)),
+        packed_value(page, params.packed.value_s1 + (t.z >> 3u)), packed_value(page, params.packed.value_s1 + (t.w >> 3u)));
+    let b = vec4<u32>(packed_value(page, params.packed.value_s2 + (t.x >> 3u)), packed_value(page, params.packed.value_s2 + (t.y >> 3u)),
+        packed_value(page, params.packed.value_s2 + (t.z >> 3u)), packed_value(page, params.packed.value_s2 + (t.w >> 3u)));
+    return plain_pack(a, b, t);
+}
+
+fn plain_pack(a: vec4<u32>, b: vec4<u32>, t: vec4<u32>) -> u32 {
+    let shift = (t & vec4<u32>(7u)) << vec4<u32>(2u);
+    let both = ((a >> shift) & vec4<u32>(15u)) | (((b >> shift) & vec4<u32>(15u)) << vec4<u32>(4u));
+    return both.x | (both.y << 8u) | (both.z << 16u) | (both.w << 24u);
+}
+
+fn plain_key_scales(mine: PlainMine, page: vec4<u32>, codes: u32, token: u32) -> vec2<f32> {
+    if packed_has(packed_key_form(), PACKED_FOUR) {
+        let first = 64u * mine.page;
+        return vec2<f32>(plain_scales[first + (codes & 15u)], plain_scales[first + 16u + ((codes >> 4u) & 15u)]);
+    }
+    return packed_key_scales(page, token);
+}
+
+fn plain_value_scales(mine: PlainMine, page: vec4<u32>, codes: u32, token: u32) -> vec2<f32> {
+    if packed_has(packed_value_form(), PACKED_FOUR) {
+        let first = 64u * mine.page + 32u;
+        return vec2<f32>(plain_scales[first + (codes & 15u)], plain_scales[first + 16u + ((codes >> 4u) & 15u)]);
+    }
+    return packed_value_scales(page, token);
 }
 
 // Eight channels of the mean of a page's keys.
-fn plain_key_means(number: u32, piece: u32) -> AttendPiece {
-    let page = plain_at[number];
+fn plain_key_means(page: vec4<u32>, piece: u32) -> AttendPiece {
     let c = 8u * piece;
-    if packed_has(params.packed.key_form, PACKED_FOUR) {
-        let grid = grid_parts(plain_grids[number].x);
+    if packed_has(packed_key_form(), PACKED_FOUR) {
+        let grid = grid_parts(packed_key(page, params.packed.key_grid + 2u));
         let word = packed_key(page, params.packed.key_o + piece);
         let low = vec4<u32>(word, word >> 4u, word >> 8u, word >> 12u) & vec4<u32>(15u);
         let high = vec4<u32>(word >> 16u, word >> 20u, word >> 24u, word >> 28u) & vec4<u32>(15u);
@@ -341,39 +391,63 @@ fn plain_key_means(number: u32, piece: u32) -> AttendPiece {
 
 // Puts the queries before the workgroup. A barrier must follow.
 fn plain_show(lane: u32, query: Whole) {
-    packed_show(lane, query);
+    if KEY_BYTES == 1u {
+        plain_split(lane, query);
+    } else {
+        packed_show(lane, query);
+    }
     // A mean in the Hadamard domain meets the transformed query.
-    let part = select(0u, HEAD_DIM, packed_has(params.packed.key_form, PACKED_TURNED));
+    let part = select(0u, HEAD_DIM, packed_has(packed_key_form(), PACKED_TURNED));
     let first = query * ATTEND_STRIDE + Whole(part);
     for (var i = lane; i < HEADS_FOURS; i += SOFTMAX_LANES) {
-        heads_shown[HEADS_FOURS + i] = heads_four(first, i);
+        heads_shown[PLAIN_MEANS * HEADS_FOURS + i] = heads_four(first, i);
     }
 }
 
-// A token of the pages at hand: its page and its number there; the last one where there are less.
-struct PlainToken {
-    page: u32,
+// Puts the queries that meet the centroids before the workgroup as integers, the largest as large as
+// both bytes hold.
+fn plain_split(lane: u32, query: Whole) {
+    let scaled = params.packed.scaled_at;
+    let at = select(query * HEAD_DIM + Whole(scaled), query * ATTEND_STRIDE + Whole(HEAD_DIM),
+        scaled == 0u);
+    var most = Real(0.0);
+    for (var c = lane; c < HEAD_DIM; c += SOFTMAX_LANES) {
+        most = max(most, abs(bitcast<Real>(heads_prepared(at + c))));
+    }
+    most = softmax_max(lane, most);
+    let inverse = select(Real(0.0), PLAIN_LARGEST / max(most, Real(PLAIN_SMALLEST)),
+        most > Real(PLAIN_SMALLEST));
+    plain_unit = most * (PLAIN_UNIT / PLAIN_LARGEST);
+    for (var i = lane; i < HEAD_DIM / 4u; i += SOFTMAX_LANES) {
+        var high = Whole(0u);
+        var low = Whole(0u);
+        for (var k = 0u; k < 4u; k++) {
+            let channel = bitcast<Real>(heads_prepared(at + (4u * i + k)));
+            let whole = Integer(round(channel * inverse));
+            let upper = (whole + Integer(128)) >> Whole(8u);
+            let lower = whole - upper * 256;
+            high |= (bitcast<Whole>(upper) & Whole(255u)) << Whole(8u * k);
+            low |= (bitcast<Whole>(lower) & Whole(255u)) << Whole(8u * k);
+        }
+        plain_high[i] = high;
+        plain_low[i] = low;
+    }
+}
+
+fn plain_logit(
+    block: AttendBlock,
+    mine: PlainMine,
+    page: vec4<u32>,
+    flags: u32,
+    codes: u32,
     token: u32,
-    live: bool,
-}
-
-fn plain_token(i: u32, pages: u32, start: u32, count: u32) -> PlainToken {
-    let page = min(
-        divide_magic(i, params.packed.span_multiplier, 1u, params.packed.span_shift), pages - 1u);
-    let token = i - page * count;
-    let live = token < count && (plain_flags[page] & PLAIN_SKIP) == 0u;
-    return PlainToken(page, start + min(token, count - 1u), live);
-}
-
-fn plain_logit(block: AttendBlock, own: PlainToken, scales: vec4<f32>, dot: Real) -> Real {
-    if !own.live {
-        return Real(SOFTMAX_UNSEEN);
-    }
-    let product = scales.x * (scales.y * dot + plain_page[own.page]);
-    let logit = attend_logit(block, product);
+    dot: Real,
+) -> Real {
+    let scales = plain_key_scales(mine, page, codes, token);
+    let logit = attend_logit(block, scales.x * (scales.y * dot + plain_page[mine.page]));
     var seen = block.low <= block.high;
-    if (plain_flags[own.page] & PLAIN_WHOLE) == 0u {
-        seen = attend_seen(block, packed_position(plain_at[own.page], own.token));
+    if (flags & PLAIN_WHOLE) == 0u {
+        seen = attend_seen(block, packed_position(page, token));
     }
     return select(Real(SOFTMAX_UNSEEN), logit, seen);
 }
@@ -383,147 +457,159 @@ fn plain_weigh(logit: Real, top: Real) -> Real {
     return select(Real(0.0), weight, logit > Real(SOFTMAX_UNSEEN));
 }
 
-// Adds the means of the pages to the sum of a channel.
-fn plain_mean(sum: Real, pages: u32, channel: u32) -> Real {
-    var all = sum;
-    if channel >= params.attend.head_dim_v {
-        return all;
+// The word that holds a channel of the mean of a page's values, where it has 4 bits.
+fn plain_mean_word(number: u32, channel: u32) -> u32 {
+    if !packed_has(packed_value_form(), PACKED_FOUR) {
+        return 0u;
     }
-    if packed_has(params.packed.value_form, PACKED_FOUR) {
-        // Several loads at a time.
-        let word = params.packed.value_o + (channel >> 3u);
-        for (var page = 0u; page < pages; page += 4u) {
-            let number = min(vec4<u32>(page, page + 1u, page + 2u, page + 3u), vec4<u32>(pages - 1u));
-            let a = packed_value(plain_at[number.x], word);
-            let b = packed_value(plain_at[number.y], word);
-            let c = packed_value(plain_at[number.z], word);
-            let d = packed_value(plain_at[number.w], word);
-            all += plain_part(number.x, a, channel);
-            all += select(Real(0.0), plain_part(number.y, b, channel), Flag(page + 1u < pages));
-            all += select(Real(0.0), plain_part(number.z, c, channel), Flag(page + 2u < pages));
-            all += select(Real(0.0), plain_part(number.w, d, channel), Flag(page + 3u < pages));
-        }
-        return all;
-    }
-    for (var page = 0u; page < pages; page++) {
-        all += plain_page[page] * packed_mean(plain_at[page], channel);
-    }
-    return all;
+    let held = min(channel, params.attend.head_dim_v - 1u);
+    return packed_value(plain_at[number], params.packed.value_o + (held >> 3u));
 }
 
-fn plain_part(number: u32, word: u32, channel: u32) -> Real {
-    let grid = grid_parts(plain_grids[number].y);
-    return plain_page[number] * grid_value(grid, grid_nibble(word, channel));
+// Adds a channel of a page's mean.
+fn plain_mean(sum: Real, number: u32, channel: u32, word: u32) -> Real {
+    if channel >= params.attend.head_dim_v {
+        return sum;
+    }
+    if packed_has(packed_value_form(), PACKED_FOUR) {
+        return sum + plain_page[number] * grid_value(plain_grids[number], grid_nibble(word, channel));
+    }
+    return sum + plain_page[number] * packed_mean(plain_at[number], channel);
+}
+
+// Adds up what the lanes of a page left in softmax_scratch; lane `number` does for page `number`.
+fn plain_sum(number: u32, filled: u32, subs: u32) -> Real {
+    var sum = Real(0.0);
+    for (var i = 0u; i < filled; i++) {
+        sum += softmax_scratch[number * subs + i];
+    }
+    return sum;
 }
 
 // Takes in tokens `start` to `start + count` of `pages` pages; several pages come with all their
-// tokens. What plain_at and plain_flags say of the pages must be seen by all.
+// tokens. A lane is given its own page; the workgroup must have done with the pages before.
 fn plain_round(
     own: AttendLane,
+    mine: PlainMine,
     block: AttendBlock,
+    page: vec4<u32>,
+    flags: u32,
     pages: u32,
     start: u32,
     count: u32,
     run: ptr<function, PlainRun>,
 ) {
     let lane = own.lane;
-    let page = lane >> PLAIN_SUBS_LOG;
-    let sub = lane & (PLAIN_SUBS - 1u);
-    plain_tables(lane, pages);
+    let live = mine.page < pages && (flags & PLAIN_SKIP) == 0u;
+    let slot = 4u * mine.page * mine.subs;
+    let last = start + count - 1u;
+    let words = (HEAD_DIM >> 5u) * KEY_BITS;
+    let key_codes = plain_key_codes(page, start + mine.sub, mine.subs, last);
+    var value_codes = plain_value_codes4(page, start + mine.sub, mine.subs, last);
+    var at = page.x + words * min(start + vec2<u32>(mine.sub, mine.sub + mine.subs), vec2<u32>(last));
+    var a = plain_next_words(page.w, at.x);
+    var b = plain_next_words(page.w, at.y);
     var part = Real(0.0);
-    if page < pages {
-        for (var piece = sub; piece < HEAD_DIM / 8u; piece += PLAIN_SUBS) {
+    if mine.page < pages {
+        plain_tables(mine, page);
+        if mine.sub == 0u {
+            plain_at[mine.page] = page;
+            plain_flags[mine.page] = flags;
+            let value = select(0u, params.packed.value_grid + 2u, packed_has(packed_value_form(), PACKED_FOUR));
+            plain_grids[mine.page] = grid_parts(packed_value(page, value));
+        }
+        for (var piece = mine.sub; piece < HEAD_DIM / 8u; piece += mine.subs) {
             let mean = plain_key_means(page, piece);
-            part = heads_dot(part, heads_query(HEAD_DIM + 8u * piece), mean.low);
-            part = heads_dot(part, heads_query(HEAD_DIM + 8u * piece + 4u), mean.high);
+            part = heads_dot(part, heads_query(PLAIN_MEANS * HEAD_DIM + 8u * piece), mean.low);
+            part = heads_dot(part, heads_query(PLAIN_MEANS * HEAD_DIM + 8u * piece + 4u), mean.high);
         }
     }
     softmax_scratch[lane] = part;
     workgroupBarrier();
     if lane < pages {
-        var sum = softmax_scratch[lane << PLAIN_SUBS_LOG];
-        for (var k = 1u; k < PLAIN_SUBS; k++) {
-            sum += softmax_scratch[(lane << PLAIN_SUBS_LOG) + k];
-        }
-        plain_page[lane] = sum;
+        plain_page[lane] = plain_sum(lane, min(mine.subs, HEAD_DIM / 8u), mine.subs);
     }
     workgroupBarrier();
 
-    let a = plain_token(lane, pages, start, count);
-    let b = plain_token(lane + SOFTMAX_LANES, pages, start, count);
-    let c = plain_token(lane + 2u * SOFTMAX_LANES, pages, start, count);
-    let d = plain_token(lane + 3u * SOFTMAX_LANES, pages, start, count);
-    let words_a = plain_scale_words(a);
-    let words_b = plain_scale_words(b);
-    let words_c = plain_scale_words(c);
-    let words_d = plain_scale_words(d);
-    var dots = PlainFour(Real(0.0), Real(0.0), Real(0.0), Real(0.0));
-    if a.live || b.live || c.live || d.live {
-        let x = plain_at[a.page];
-        let y = plain_at[b.page];
-        let z = plain_at[c.page];
-        let w = plain_at[d.page];
-        let words = (HEAD_DIM >> 5u) * KEY_BITS;
-        let at = vec4<u32>(x.x, y.x, z.x, w.x)
-            + words * vec4<u32>(a.token, b.token, c.token, d.token);
-        let slabs = vec4<u32>(x.w, y.w, z.w, w.w);
-        dots = plain_dots(slabs, at);
+    var best = Real(SOFTMAX_UNSEEN);
+    if live {
+        var codes = key_codes;
+        for (var t = mine.sub; t < count; t += 2u * mine.subs) {
+            let next = t + mine.subs;
+            let after = page.x + words * min(start + vec2<u32>(next + mine.subs, next + 2u * mine.subs), vec2<u32>(last));
+            var sums: PlainSums;
+            for (var c = 0u; c < params.packed.head_dim; c += PLAIN_CHANNELS) {
+                at = select(after, at + vec2<u32>(PLAIN_ADVANCE), c + PLAIN_CHANNELS < params.packed.head_dim);
+                let x = plain_next_words(page.w, at.x);
+                let y = plain_next_words(page.w, at.y);
+                sums = plain_step(sums, a, b, c);
+                a = x;
+                b = y;
+            }
+            let dots = plain_products(sums);
+            let low = plain_logit(block, mine, page, flags, codes, start + t, dots.a);
+            let high = plain_logit(block, mine, page, flags, codes >> 8u, min(start + next, last), dots.b);
+            codes = codes >> 16u;
+            plain_weight[slot + t] = low;
+            plain_weight[slot + next] = high;
+            best = max(best, max(low, high));
+        }
     }
-    let scale_a = plain_token_scales(a, words_a);
-    let scale_b = plain_token_scales(b, words_b);
-    let scale_c = plain_token_scales(c, words_c);
-    let scale_d = plain_token_scales(d, words_d);
-    let logits = PlainFour(
-        plain_logit(block, a, scale_a, dots.a), plain_logit(block, b, scale_b, dots.b),
-        plain_logit(block, c, scale_c, dots.c), plain_logit(block, d, scale_d, dots.d));
-    let best = max(max(logits.a, logits.b), max(logits.c, logits.d));
     let top = max((*run).top, softmax_max(lane, best));
     let shrink = softmax_power((*run).top - top);
     (*run).top = top;
-    let weights = PlainFour(plain_weigh(logits.a, top), plain_weigh(logits.b, top),
-        plain_weigh(logits.c, top), plain_weigh(logits.d, top));
-    (*run).weights = (*run).weights * shrink
-        + ((weights.a + weights.b) + (weights.c + weights.d));
-    let scaled = PlainFour(weights.a * scale_a.z, weights.b * scale_b.z, weights.c * scale_c.z,
-        weights.d * scale_d.z);
-    plain_weight[lane] = scaled.a;
-    plain_weight[lane + SOFTMAX_LANES] = scaled.b;
-    plain_weight[lane + 2u * SOFTMAX_LANES] = scaled.c;
-    plain_weight[lane + 3u * SOFTMAX_LANES] = scaled.d;
-    workgroupBarrier();
-    part = Real(0.0);
-    if page < pages {
-        for (var t = sub; t < count; t += PLAIN_SUBS) {
-            part += plain_weight[page * count + t];
+    var weights = (*run).weights * shrink;
+    var sum = Real(0.0);
+    if live {
+        for (var t = mine.sub; t < count; t += mine.subs) {
+            let weight = plain_weigh(plain_weight[slot + t], top);
+            let scales = plain_value_scales(mine, page, value_codes, start + t);
+            value_codes = value_codes >> 8u;
+            weights += weight;
+            let scaled = weight * scales.x;
+            sum += scaled;
+            plain_weight[slot + t] = scaled * (scales.y * select(1.0, PLAIN_UNIT, VALUE_BYTES == 1u));
         }
     }
-    softmax_scratch[lane] = part;
+    (*run).weights = weights;
+    softmax_scratch[lane] = sum;
+    let first = plain_value_four_words(own, 0u, start, own.group, count);
+    let mean = plain_mean_word(0u, lane);
     workgroupBarrier();
-    plain_weight[lane] = scaled.a * scale_a.w;
-    plain_weight[lane + SOFTMAX_LANES] = scaled.b * scale_b.w;
-    plain_weight[lane + 2u * SOFTMAX_LANES] = scaled.c * scale_c.w;
-    plain_weight[lane + 3u * SOFTMAX_LANES] = scaled.d * scale_d.w;
     if lane < pages {
-        var sum = softmax_scratch[lane << PLAIN_SUBS_LOG];
-        for (var k = 1u; k < PLAIN_SUBS; k++) {
-            sum += softmax_scratch[(lane << PLAIN_SUBS_LOG) + k];
-        }
-        plain_page[lane] = sum;
+        plain_page[lane] = plain_sum(lane, mine.subs, mine.subs);
     }
-    workgroupBarrier();
-
     (*run).low = attend_shrink((*run).low, shrink);
     (*run).high = attend_shrink((*run).high, shrink);
-    let means = (*run).means;
-    (*run).means = PlainFour(
-        plain_mean(means.a * shrink, pages, lane),
-        plain_mean(means.b * shrink, pages, lane + SOFTMAX_LANES),
-        plain_mean(means.c * shrink, pages, lane + 2u * SOFTMAX_LANES),
-        plain_mean(means.d * shrink, pages, lane + 3u * SOFTMAX_LANES),
-    );
-    if own.owns {
-        plain_values(own, pages, start, count, run);
+    (*run).means.a *= shrink;
+    if PLAIN_SPANS > 1u {
+        (*run).means.b *= shrink;
+        (*run).means.c *= shrink;
+        (*run).means.d *= shrink;
     }
+    workgroupBarrier();
+    plain_values(own, pages, start, count, first, mean, run);
+}
+
+// Takes in the pages of a unit of `total`.
+fn plain_pages(lane: u32, block: AttendBlock, total: u32) -> PlainRun {
+    let own = attend_lane(lane);
+    let mine = plain_mine(lane);
+    let chunk = params.packed.chunk;
+    var run = plain_start();
+    var id = plain_id(min(mine.page, max(total, 1u) - 1u));
+    for (var first = 0u; first < total; first += PLAIN_PAGES) {
+        let pages = min(total - first, PLAIN_PAGES);
+        let page = plain_place(id);
+        id = plain_id(min(first + PLAIN_PAGES + mine.page, total - 1u));
+        let flags = plain_sight(block, page);
+        for (var start = 0u; start < chunk; start += params.packed.span) {
+            let count = min(chunk - start, params.packed.span);
+            workgroupBarrier();
+            plain_round(own, mine, block, page, flags, pages, start, count, &run);
+        }
+    }
+    return run;
 }
 
 // Sums of four channels of every part, base channel `from` of the part on.
@@ -559,7 +645,7 @@ fn plain_store(own: AttendLane, place: Whole, base: u32, sums: PlainFour) {
 fn plain_mean_store(place: Whole, channel: u32, mean: Real) {
     if channel < params.attend.head_dim_v {
         plain_weight[channel] = mean;
-        if !packed_has(params.packed.value_form, PACKED_TURNED) {
+        if !packed_has(packed_value_form(), PACKED_TURNED) {
             heads_store(place, channel, mean);
         }
     }
@@ -577,7 +663,7 @@ fn plain_finish(own: AttendLane, place: Whole, run: PlainRun) {
     var low = run.low;
     var high = run.high;
     // Means in the Hadamard domain go where the centroids go.
-    if own.group == 0u && packed_has(params.packed.value_form, PACKED_TURNED) {
+    if own.group == 0u && packed_has(packed_value_form(), PACKED_TURNED) {
         let c = 16u * own.piece;
         low = attend_join(low, AttendSums(plain_weight[c], plain_weight[c + 1u],
             plain_weight[c + 2u], plain_weight[c + 3u], plain_weight[c + 4u],

@@ -1,5 +1,6 @@
 // What a workgroup answers together: one query of one row. See heads_4.wgsl.
 
+alias Integer = i32;
 alias Real = f32;
 alias Whole = u32;
 alias Flag = bool;
@@ -42,6 +43,11 @@ fn heads_dot(start: Real, query: HeadsQuery, row: vec4<f32>) -> Real {
     sum += query.a.y * row.y;
     sum += query.a.z * row.z;
     return sum + query.a.w * row.w;
+}
+
+// Products of four bytes of the queries with four others, added up.
+fn heads_dot_bytes(start: Integer, query: Whole, word: u32) -> Integer {
+    return start + dot4I8Packed(query, word);
 }
 
 fn heads_store(place: Whole, channel: u32, value: Real) {

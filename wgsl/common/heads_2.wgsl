@@ -1,5 +1,6 @@
 // What a workgroup answers together: two queries of one row. See heads_4.wgsl.
 
+alias Integer = vec2<i32>;
 alias Real = vec2<f32>;
 alias Whole = vec2<u32>;
 alias Flag = vec2<bool>;
@@ -42,6 +43,11 @@ fn heads_dot(start: Real, query: HeadsQuery, row: vec4<f32>) -> Real {
     sum += query.a.zw * row.y;
     sum += query.b.xy * row.z;
     return sum + query.b.zw * row.w;
+}
+
+// Products of four bytes of the queries with four others, added up.
+fn heads_dot_bytes(start: Integer, query: Whole, word: u32) -> Integer {
+    return start + vec2<i32>(dot4I8Packed(query.x, word), dot4I8Packed(query.y, word));
 }
 
 fn heads_store(place: Whole, channel: u32, value: Real) {

@@ -2,6 +2,7 @@
 // or one. Needs the bindings prepared: array<u32> and partials: array<f32>, and HEAD_DIM; and
 // HEADS_PARTS, how many parts of the queries are shown.
 
+alias Integer = vec4<i32>;
 alias Real = vec4<f32>;
 alias Whole = vec4<u32>;
 alias Flag = vec4<bool>;
@@ -47,6 +48,13 @@ fn heads_dot(start: Real, query: HeadsQuery, row: vec4<f32>) -> Real {
     sum += query.b * row.y;
     sum += query.c * row.z;
     return sum + query.d * row.w;
+}
+
+// Products of four bytes of the queries with four others, added up.
+fn heads_dot_bytes(start: Integer, query: Whole, word: u32) -> Integer {
+    return start + vec4<i32>(
+        dot4I8Packed(query.x, word), dot4I8Packed(query.y, word),
+        dot4I8Packed(query.z, word), dot4I8Packed(query.w, word));
 }
 
 fn heads_store(place: Whole, channel: u32, value: Real) {

@@ -1,19 +1,26 @@
-// Plain books before the workgroup, as f16, which holds them exactly; and the indices of pages that they
-// decode. Needs element.wgsl and attend.wgsl.
+// Plain books before the workgroup, and the indices of pages that they decode. A book is held as f16,
+// which holds it exactly, or as bytes where it lies on a grid of 1/32: half the memory to read, and
+// products of integers with keys. Needs element.wgsl, attend.wgsl and heads_4.wgsl or a sibling.
 //
-// Wants SOFTMAX_LANES, KEY_BITS, VALUE_BITS; packed_key_row and packed_value_row (row) -> vec4<f32>, four numbers of the books; plain_key
+// Wants SOFTMAX_LANES, KEY_BITS, VALUE_BITS, KEY_BYTES and VALUE_BYTES (1 where the book is held as
+// bytes); packed_key_row and packed_value_row (row) -> vec4<f32>, four numbers of the books; plain_key
 // and plain_value (slab, at) -> u32, a word of keys or values.
 
-const PLAIN_SHARED: bool = KEY_BITS == VALUE_BITS;
+const PLAIN_SHARED: bool = KEY_BITS == VALUE_BITS && KEY_BYTES == VALUE_BYTES;
+// What a byte of a book counts in.
+const PLAIN_UNIT: f32 = 0.03125;
 
 const KEY_ROWS: u32 = select(256u, 64u, KEY_BITS == 3u);
 const VALUE_ROWS: u32 = select(256u, 64u, VALUE_BITS == 3u);
-const KEY_ONES: u32 = select(1u, KEY_ROWS, KEY_BITS > 2u);
-const KEY_TWOS: u32 = select(1u, KEY_ROWS, KEY_BITS == 2u);
-const KEY_FOURS: u32 = select(1u, KEY_ROWS, KEY_BITS == 1u);
-const VALUE_ONES: u32 = select(1u, VALUE_ROWS, VALUE_BITS > 2u && !PLAIN_SHARED);
-const VALUE_TWOS: u32 = select(1u, VALUE_ROWS, VALUE_BITS == 2u && !PLAIN_SHARED);
-const VALUE_FOURS: u32 = select(1u, VALUE_ROWS, VALUE_BITS == 1u && !PLAIN_SHARED);
+// Words of a row: 8, 4 or 2 channels of f16 or bytes.
+const KEY_WORDS: u32 = select(select(1u, 2u, KEY_BITS == 2u), 4u, KEY_BITS == 1u) >> select(KEY_BYTES, 0u, KEY_BITS > 2u);
+const VALUE_WORDS: u32 = select(select(1u, 2u, VALUE_BITS == 2u), 4u, VALUE_BITS == 1u) >> select(VALUE_BYTES, 0u, VALUE_BITS > 2u);
+const KEY_ONES: u32 = select(1u, KEY_ROWS, KEY_WORDS == 1u);
+const KEY_TWOS: u32 = select(1u, KEY_ROWS, KEY_WORDS == 2u);
+const KEY_FOURS: u32 = select(1u, KEY_ROWS, KEY_WORDS == 4u);
+const VALUE_ONES: u32 = select(1u, VALUE_ROWS, VALUE_WORDS == 1u && !PLAIN_SHARED);
+const VALUE_TWOS: u32 = select(1u, VALUE_ROWS, VALUE_WORDS == 2u && !PLAIN_SHARED);
+const VALUE_FOURS: u32 = select(1u, VALUE_ROWS, VALUE_WORDS == 4u && !PLAIN_SHARED);
 
 var<workgroup> plain_key_one: array<u32, KEY_ONES>;
 var<workgroup> plain_key_two: array<vec2<u32>, KEY_TWOS>;
@@ -32,34 +39,50 @@ fn plain_halves(low: vec4<f32>, high: vec4<f32>) -> vec4<u32> {
         plain_pair(low.xy), plain_pair(low.zw), plain_pair(high.xy), plain_pair(high.zw));
 }
 
-// Row `row` of the book of keys as f16: a row of 2 channels in x, of 4 in xy.
-fn plain_key_row(row: u32) -> vec4<u32> {
-    if KEY_BITS == 1u {
-        return plain_halves(packed_key_row(2u * row), packed_key_row(2u * row + 1u));
-    } else if KEY_BITS == 2u {
-        return plain_halves(packed_key_row(row), vec4<f32>(0.0));
+fn plain_four_bytes(four: vec4<f32>) -> u32 {
+    return pack4xI8(vec4<i32>(round(four * (1.0 / PLAIN_UNIT))));
+}
+
+// A row of a book given eight numbers, as bytes or as f16.
+fn plain_row(low: vec4<f32>, high: vec4<f32>, bytes: bool) -> vec4<u32> {
+    if bytes {
+        return vec4<u32>(plain_four_bytes(low), plain_four_bytes(high), 0u, 0u);
     }
-    let pairs = packed_key_row(row >> 1u);
-    return plain_halves(select(pairs, pairs.zwxy, (row & 1u) == 1u), vec4<f32>(0.0));
+    return plain_halves(low, high);
+}
+
+// The half of four numbers that a row of 2 channels is.
+fn plain_half(pairs: vec4<f32>, row: u32) -> vec4<f32> {
+    return vec4<f32>(select(pairs.xy, pairs.zw, (row & 1u) == 1u), 0.0, 0.0);
+}
+
+fn plain_key_row(row: u32) -> vec4<u32> {
+    let bytes = KEY_BYTES == 1u;
+    if KEY_BITS == 1u {
+        return plain_row(packed_key_row(2u * row), packed_key_row(2u * row + 1u), bytes);
+    } else if KEY_BITS == 2u {
+        return plain_row(packed_key_row(row), vec4<f32>(0.0), bytes);
+    }
+    return plain_row(plain_half(packed_key_row(row >> 1u), row), vec4<f32>(0.0), bytes);
 }
 
 fn plain_value_row(row: u32) -> vec4<u32> {
+    let bytes = VALUE_BYTES == 1u;
     if VALUE_BITS == 1u {
-        return plain_halves(packed_value_row(2u * row), packed_value_row(2u * row + 1u));
+        return plain_row(packed_value_row(2u * row), packed_value_row(2u * row + 1u), bytes);
     } else if VALUE_BITS == 2u {
-        return plain_halves(packed_value_row(row), vec4<f32>(0.0));
+        return plain_row(packed_value_row(row), vec4<f32>(0.0), bytes);
     }
-    let pairs = packed_value_row(row >> 1u);
-    return plain_halves(select(pairs, pairs.zwxy, (row & 1u) == 1u), vec4<f32>(0.0));
+    return plain_row(plain_half(packed_value_row(row >> 1u), row), vec4<f32>(0.0), bytes);
 }
 
 // Puts the books before the workgroup. A barrier must follow.
 fn plain_books(lane: u32) {
     for (var i = lane; i < KEY_ROWS; i += SOFTMAX_LANES) {
         let row = plain_key_row(i);
-        if KEY_BITS == 1u {
+        if KEY_WORDS == 4u {
             plain_key_four[i] = row;
-        } else if KEY_BITS == 2u {
+        } else if KEY_WORDS == 2u {
             plain_key_two[i] = row.xy;
         } else {
             plain_key_one[i] = row.x;
@@ -70,9 +93,9 @@ fn plain_books(lane: u32) {
     }
     for (var i = lane; i < VALUE_ROWS; i += SOFTMAX_LANES) {
         let row = plain_value_row(i);
-        if VALUE_BITS == 1u {
+        if VALUE_WORDS == 4u {
             plain_value_four[i] = row;
-        } else if VALUE_BITS == 2u {
+        } else if VALUE_WORDS == 2u {
             plain_value_two[i] = row.xy;
         } else {
             plain_value_one[i] = row.x;
@@ -87,8 +110,8 @@ fn plain_pairs(a: u32, b: u32, c: u32, d: u32) -> AttendPiece {
     );
 }
 
-// Eight channels of a key, given their indices, lowest bits first.
-fn plain_key_piece(code: u32) -> AttendPiece {
+// Eight channels of a key from a book of f16, given their indices, lowest bits first.
+fn plain_key_halves(code: u32) -> AttendPiece {
     if KEY_BITS == 1u {
         let row = plain_key_four[code];
         return plain_pairs(row.x, row.y, row.z, row.w);
@@ -112,11 +135,27 @@ fn plain_key_piece(code: u32) -> AttendPiece {
     );
 }
 
-// Eight channels of a value.
-fn plain_value_piece(code: u32) -> AttendPiece {
-    if PLAIN_SHARED {
-        return plain_key_piece(code);
-    } else if VALUE_BITS == 1u {
+// The same from a book of bytes, as bytes.
+fn plain_key_bytes(code: u32) -> vec2<u32> {
+    if KEY_BITS == 1u {
+        return plain_key_two[code];
+    } else if KEY_BITS == 2u {
+        return vec2<u32>(plain_key_one[code & 255u], plain_key_one[code >> 8u]);
+    } else if KEY_BITS == 3u {
+        return vec2<u32>(
+            plain_key_one[code & 63u] | (plain_key_one[(code >> 6u) & 63u] << 16u),
+            plain_key_one[(code >> 12u) & 63u] | (plain_key_one[code >> 18u] << 16u),
+        );
+    }
+    return vec2<u32>(
+        plain_key_one[code & 255u] | (plain_key_one[(code >> 8u) & 255u] << 16u),
+        plain_key_one[(code >> 16u) & 255u] | (plain_key_one[code >> 24u] << 16u),
+    );
+}
+
+// Eight channels of a value from a book of f16, given their indices, lowest bits first.
+fn plain_value_halves(code: u32) -> AttendPiece {
+    if VALUE_BITS == 1u {
         let row = plain_value_four[code];
         return plain_pairs(row.x, row.y, row.z, row.w);
     } else if VALUE_BITS == 2u {
@@ -137,6 +176,41 @@ fn plain_value_piece(code: u32) -> AttendPiece {
         plain_value_one[(code >> 16u) & 255u],
         plain_value_one[code >> 24u],
     );
+}
+
+// The same from a book of bytes, as bytes.
+fn plain_value_bytes(code: u32) -> vec2<u32> {
+    if VALUE_BITS == 1u {
+        return plain_value_two[code];
+    } else if VALUE_BITS == 2u {
+        return vec2<u32>(plain_value_one[code & 255u], plain_value_one[code >> 8u]);
+    } else if VALUE_BITS == 3u {
+        return vec2<u32>(
+            plain_value_one[code & 63u] | (plain_value_one[(code >> 6u) & 63u] << 16u),
+            plain_value_one[(code >> 12u) & 63u] | (plain_value_one[code >> 18u] << 16u),
+        );
+    }
+    return vec2<u32>(
+        plain_value_one[code & 255u] | (plain_value_one[(code >> 8u) & 255u] << 16u),
+        plain_value_one[(code >> 16u) & 255u] | (plain_value_one[code >> 24u] << 16u),
+    );
+}
+
+// Eight channels of a value; from bytes in their unit.
+fn plain_value_piece(code: u32) -> AttendPiece {
+    if VALUE_BYTES == 0u {
+        if PLAIN_SHARED {
+            return plain_key_halves(code);
+        }
+        return plain_value_halves(code);
+    }
+    var words: vec2<u32>;
+    if PLAIN_SHARED {
+        words = plain_key_bytes(code);
+    } else {
+        words = plain_value_bytes(code);
+    }
+    return AttendPiece(vec4<f32>(unpack4xI8(words.x)), vec4<f32>(unpack4xI8(words.y)));
 }
 
 // The indices of 8 channels out of those of 32, which are the first KEY_BITS words of `words`.

@@ -71,7 +71,7 @@ impl Partials<'_> {
 }
 
 /// How pages of a layout are packed, by the `PACKED_` constants of `wgsl/common/attend_packed.wgsl`.
-fn form(layout: &PageLayout) -> u32 {
+pub(super) fn form(layout: &PageLayout) -> u32 {
     let scheme = layout.scheme();
     let flags = [
         layout.signs(),
@@ -117,6 +117,7 @@ pub(super) fn page_params(
         key_book: 0,
         value_book: 0,
         scaled_at: prepared.scaled_at,
+        head_dim: keys.head_dim() as u32,
         ..PackedPageParams::default()
     }
 }

@@ -132,9 +132,11 @@ pub(super) fn record(
 ) -> Result<()> {
     let by_splits = Magic::of(splits);
     let layouts = [view.keys.layout(), view.values.layout()];
-    let halves = [view.keys, view.values].iter().all(|codec| codec.codec().book().halves());
+    let books = [view.keys, view.values].map(|codec| codec.codec().book());
+    let halves = books.iter().all(|book| book.halves());
     let turned = view.keys.codec().rope().is_some();
-    let shape = plain::Shape::new(plan, layouts, halves && !turned);
+    let bytes = books.map(|book| book.bytes());
+    let shape = plain::Shape::new(rec.context(), plan, layouts, halves && !turned, bytes);
     let packed = page_params(layouts[0], layouts[1], prepared);
     let params = PackedParams {
         attend: partials.params(plan, shape.map_or([LANES, PIECE, BLOCK], |shape| shape.split())),

@@ -129,9 +129,10 @@ pub(super) fn record(
     let class = PageClass::Packed;
     let words = view.layout.words(class) as u32;
     let turned = view.keys.filter(|keys| keys.codec().rope().is_some());
-    let halves = book.halves(keys) && book.halves(values);
-    let halves = halves && turned.is_none();
-    let shape = plain::Shape::new(plan, [keys, values], halves);
+    let layouts = [keys, values];
+    let halves = turned.is_none() && layouts.iter().all(|layout| book.halves(layout));
+    let bytes = layouts.map(|layout| book.bytes(layout));
+    let shape = plain::Shape::new(rec.context(), plan, layouts, halves, bytes);
     let packed = PackedPageParams {
         key_words: words,
         value_words: words,

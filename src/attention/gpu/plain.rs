@@ -1,10 +1,14 @@
 //! Host side of `wgsl/common/attend_plain.wgsl`: which pages it reads, and how it is built.
 
+use super::block::form;
 use crate::attention::params::PackedPageParams;
 use crate::attention::plan::Plan;
-use crate::gpu::{Magic, Variant};
+use crate::gpu::{Context, Magic, Variant};
 use crate::layout::{Bits, Family, Gain, PageLayout};
 
+/// The form of pages whose scales and means have 4 bits, and those of others.
+const FOUR: u32 = 2;
+const FORMS: [u32; 3] = [0, 32, 6];
 /// Channels of a value that a lane adds.
 pub(super) const PART: usize = 16;
 /// Tokens of a lane.
@@ -13,15 +17,38 @@ const TOKENS: usize = 4;
 const PAGES: usize = 16;
 /// Invocations of a workgroup, the best first.
 const LANES: [usize; 2] = [128, 64];
-/// Bytes of workgroup memory of the baseline. With more of it than they need, fewer workgroups share a
-/// processor, and all wait longer for memory.
-const STORAGE: usize = 16384;
+/// Bytes of workgroup memory that are made use of, where a device has so many. With more of it than they
+/// need, fewer workgroups share a processor, and all wait longer for memory.
+const STORAGE: usize = 32768;
+/// Bytes of workgroup memory of the baseline.
+const BASELINE: usize = 16384;
+
+/// What there is to build a kernel for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Means {
+    /// Bytes of workgroup memory.
+    storage: usize,
+    /// Whether there are products of packed integers.
+    dots: bool,
+}
+
+impl Means {
+    /// What a device has.
+    pub(super) fn of(context: &Context) -> Self {
+        let storage = context.device().limits().max_compute_workgroup_storage_size as usize;
+        Self { storage: storage.min(STORAGE), dots: context.integer_dots() }
+    }
+}
 
 /// How a workgroup of these kernels is made up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    head_dim: usize,
+    head_dims: [usize; 2],
     bits: [Bits; 2],
+    /// How the pages are packed, by the `PACKED_` constants of `wgsl/common/attend_page.wgsl`.
+    forms: [u32; 2],
+    /// Whether the books are held as bytes.
+    bytes: [bool; 2],
     chunk: usize,
     /// Queries that are answered together: 1, 2 or 4.
     pub(super) heads: usize,
@@ -30,55 +57,78 @@ pub(super) struct Shape {
 
 impl Shape {
     /// The shape for pages of these layouts, if they are such as these kernels read; `halves` says
-    /// whether f16 holds their books.
-    pub(super) fn new(plan: &Plan, layouts: [&PageLayout; 2], halves: bool) -> Option<Self> {
+    /// whether f16 holds their books, `bytes` of which of them bytes do.
+    pub(super) fn new(
+        context: &Context,
+        plan: &Plan,
+        layouts: [&PageLayout; 2],
+        halves: bool,
+        bytes: [bool; 2],
+    ) -> Option<Self> {
         let fits = |layout: &PageLayout| {
             let scheme = layout.scheme();
             let own = scheme.family == Family::Plain && scheme.gain != Gain::TokenNorm;
             own && layout.head_dim().is_multiple_of(32)
         };
+        if !halves || !layouts.iter().all(|layout| fits(layout)) {
+            return None;
+        }
         let heads = match plan.per_row {
             1 | 2 => plan.per_row,
             _ => 4,
         };
-        let [keys, values] = layouts;
-        if !halves || !fits(keys) || !fits(values) {
-            return None;
-        }
-        let dims = [plan.head_dim_k, plan.head_dim_v];
-        Self::of(dims, [keys.bits(), values.bits()], keys.chunk(), heads)
+        let shape = Self {
+            head_dims: [plan.head_dim_k, plan.head_dim_v],
+            bits: layouts.map(PageLayout::bits),
+            forms: layouts.map(form),
+            bytes,
+            chunk: layouts[0].chunk(),
+            heads,
+            lanes: 0,
+        };
+        shape.within(Means::of(context))
     }
 
-    /// The shape that fits the memory.
-    fn of(
-        [head_dim, head_dim_v]: [usize; 2],
-        bits: [Bits; 2],
-        chunk: usize,
-        heads: usize,
-    ) -> Option<Self> {
-        let shapes = LANES.map(|lanes| Self { head_dim, bits, chunk, heads, lanes });
+    /// The shape that makes the most of these means.
+    fn within(self, means: Means) -> Option<Self> {
+        let [keys, values] = self.bytes;
+        // With many sums a lane, less is left to turn bytes into floats than to wait for banks.
+        let values = values && (self.heads < 4 || self.bits[1] == Bits::One);
+        let bytes = [keys && means.dots, values && means.dots];
+        let shapes = LANES.map(|lanes| Self { bytes, lanes, ..self });
         // Channels of a value, too, have a place in the memory of the weights.
-        let fits = |shape: &Self| shape.bytes() <= STORAGE && head_dim_v <= TOKENS * shape.lanes;
+        let fits = |shape: &Self| {
+            shape.memory() <= means.storage && shape.head_dims[1] <= TOKENS * shape.lanes
+        };
         shapes.into_iter().find(fits)
+    }
+
+    /// Tokens of a page that are taken in together.
+    fn span(&self) -> usize {
+        self.chunk.min(TOKENS * self.lanes)
     }
 
     /// Pages that are taken in together.
     fn pages(&self) -> usize {
-        let pages = (TOKENS * self.lanes / self.chunk).clamp(1, PAGES);
-        1 << pages.ilog2()
+        (self.lanes / self.span().div_ceil(TOKENS)).clamp(1, PAGES)
     }
 
     /// Bytes of workgroup memory, each variable rounded up as Metal does.
-    fn bytes(&self) -> usize {
+    fn memory(&self) -> usize {
         let (heads, lanes, pages) = (self.heads, self.lanes, self.pages());
+        let head_dim = self.head_dims[0];
         let book = |side: usize| {
             let bits = self.bits[side];
-            let words = Family::Plain.rows(bits) * Family::Plain.width(bits) / 2;
-            4 * words
+            let numbers = Family::Plain.rows(bits) * Family::Plain.width(bits);
+            // A row of two bytes takes a word, too.
+            let word = 4 * Family::Plain.rows(bits);
+            if self.bytes[side] { numbers.max(word) } else { 2 * numbers }
         };
-        let values = if self.bits[0] == self.bits[1] { 0 } else { book(1) };
+        let shared = self.bits[0] == self.bits[1] && self.bytes[0] == self.bytes[1];
+        let queries = if self.bytes[0] { 1 } else { 2 };
         let parts = [
-            2 * 4 * heads * self.head_dim,
+            queries * 4 * heads * head_dim,
+            2 * 4 * heads * if self.bytes[0] { head_dim / 4 } else { 1 },
             4 * heads * lanes,
             4 * heads * TOKENS * lanes,
             16 * pages,
@@ -86,7 +136,7 @@ impl Shape {
             4 * heads * pages,
             8 * pages,
             4 * 64 * pages,
-            book(0) + values,
+            book(0) + if shared { 0 } else { book(1) },
             // Books of other widths, of one row each.
             5 * 16,
         ];
@@ -96,11 +146,16 @@ impl Shape {
     /// The variant, with the constants that the kernel wants beside those of `wgsl/common/attend_plain.wgsl`.
     pub(super) fn variant(&self, own: &[(&'static str, u32)]) -> Variant {
         let mut constants = vec![
-            ("HEAD_DIM", self.head_dim as u32),
+            ("HEAD_DIM", self.head_dims[0] as u32),
             ("SOFTMAX_LANES", self.lanes as u32),
             ("KEY_BITS", self.bits[0].get() as u32),
             ("VALUE_BITS", self.bits[1].get() as u32),
+            ("KEY_BYTES", u32::from(self.bytes[0])),
+            ("VALUE_BYTES", u32::from(self.bytes[1])),
+            ("KEY_FORM", self.forms[0]),
+            ("VALUE_FORM", self.forms[1]),
             ("PLAIN_PAGES", self.pages() as u32),
+            ("PLAIN_SPANS", self.head_dims[1].div_ceil(self.lanes) as u32),
         ];
         constants.extend(own);
         Variant { constants, overrides: Vec::new() }
@@ -108,13 +163,12 @@ impl Shape {
 
     /// What kernels are told of the pages, beside what others are told.
     pub(super) fn params(&self, common: PackedPageParams) -> PackedPageParams {
-        let span = self.chunk.min(TOKENS * self.lanes);
-        // A span is at least 2, so the first shift is 1.
-        let by_span = Magic::of(span);
+        let by_lanes = Magic::of(self.span().div_ceil(TOKENS));
         PackedPageParams {
-            span: span as u32,
-            span_multiplier: by_span.multiplier,
-            span_shift: by_span.shift2,
+            span: self.span() as u32,
+            span_multiplier: by_lanes.multiplier,
+            span_shift1: by_lanes.shift1,
+            span_shift2: by_lanes.shift2,
             ..common
         }
     }
@@ -133,10 +187,21 @@ pub(super) fn shapes(heads: usize) -> Vec<Shape> {
     let bits = Bits::ALL.into_iter().flat_map(|keys| Bits::ALL.map(|values| [keys, values]));
     let by_bits = bits.map(|bits| (128, bits, 64));
     let by_chunk = [2, 100, 1024].map(|chunk| (128, [Bits::Two; 2], chunk));
+    let kinds = [(BASELINE, false), (BASELINE, true), (STORAGE, true)];
+    let kinds = kinds.map(|(storage, dots)| Means { storage, dots });
     let mut shapes: Vec<Shape> = Vec::new();
     for (dim, bits, chunk) in by_dim.chain(by_bits).chain(by_chunk) {
-        let shape = Shape::of([dim; 2], bits, chunk, heads);
-        shapes.extend(shape.filter(|shape| !shapes.contains(shape)));
+        let bytes = bits.map(|bits| bits != Bits::Four);
+        let head_dims = [dim; 2];
+        let any = Shape { head_dims, bits, forms: [FOUR; 2], bytes, chunk, heads, lanes: 0 };
+        let others = FORMS.map(|form| Shape { forms: [form; 2], ..any });
+        let others = others.into_iter().filter(|_| bits == [Bits::Two; 2] && chunk == 64);
+        for shape in others.chain([any]) {
+            for means in kinds {
+                let shape = shape.within(means);
+                shapes.extend(shape.filter(|shape| !shapes.contains(shape)));
+            }
+        }
     }
     shapes
 }

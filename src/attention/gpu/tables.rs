@@ -251,6 +251,9 @@ fn slots(tables: &Tables, units: &Units) -> Vec<[u32; 4]> {
     .collect()
 }
 
+/// Units of one slab that make a dispatch of their own worth it.
+const MANY: usize = 64;
+
 /// What the lists of a class hold beside its items and pages.
 #[derive(Debug, Default)]
 struct Extra {
@@ -260,8 +263,9 @@ struct Extra {
     copies: Vec<u32>,
 }
 
-/// Cuts the units of a class into dispatches by the slabs that their pages lie in. With no more slabs
-/// than one dispatch binds, one reads them all. With more, slabs go in groups, and a unit is read by
+/// Cuts the units of a class into dispatches by the slabs that their pages lie in. Units that lie in one
+/// slab are read by a dispatch of that slab's own, which need not ask where each word lies, unless there
+/// are few of them. Other slabs go in groups of as many as a dispatch binds, and a unit is read by
 /// the dispatch of its group; the pages of units that lie in several groups are collected first, of as
 /// many units at a time as take `limit` bytes.
 fn cut(
@@ -285,56 +289,63 @@ fn cut(
     };
     let mut extra = Extra::default();
     let mut dispatches: Vec<(Vec<Item>, Source)> = Vec::new();
-    if slabs.len() <= SLABS {
-        let items: Vec<Item> = units.iter().map(|unit| item(unit, unit.first)).collect();
-        dispatches.push((items, Source::Slabs(slabs)));
-    } else {
-        let group = |page: &PageId| slabs.partition_point(|s| *s < slab(page)) / SLABS;
-        let numbers = |group: usize| slabs.chunks(SLABS).nth(group).unwrap_or(&[]).to_vec();
-        let mut within: BTreeMap<usize, Vec<Item>> = BTreeMap::new();
-        let mut across: Vec<&Unit> = Vec::new();
-        for unit in units {
-            let first = of(unit).first().map_or(0, group);
-            if of(unit).iter().all(|page| group(page) == first) {
-                within.entry(first).or_default().push(item(unit, unit.first));
-            } else {
+    let group = |page: &PageId| slabs.partition_point(|s| *s < slab(page)) / SLABS;
+    let numbers = |group: usize| slabs.chunks(SLABS).nth(group).unwrap_or(&[]).to_vec();
+    let alone = |unit: &Unit| {
+        let first = of(unit).first().map(slab)?;
+        of(unit).iter().all(|page| slab(page) == first).then_some(first)
+    };
+    let mut by_slab: BTreeMap<u32, usize> = BTreeMap::new();
+    for slab in units.iter().filter_map(alone) {
+        *by_slab.entry(slab).or_default() += 1;
+    }
+    let mut within: BTreeMap<Vec<u32>, Vec<Item>> = BTreeMap::new();
+    let mut across: Vec<&Unit> = Vec::new();
+    for unit in units {
+        let first = of(unit).first().map_or(0, group);
+        let many = alone(unit).filter(|slab| by_slab.get(slab).is_some_and(|n| *n >= MANY));
+        let bound = match many {
+            Some(slab) => vec![slab],
+            None if of(unit).iter().all(|page| group(page) == first) => numbers(first),
+            None => {
                 across.push(unit);
+                continue;
+            }
+        };
+        within.entry(bound).or_default().push(item(unit, unit.first));
+    }
+    dispatches.extend(within.into_iter().map(|(bound, items)| (items, Source::Slabs(bound))));
+    let most = (limit / layout.bytes(class)).min(u64::from(NOWHERE)) as usize;
+    let mut rest = across.as_slice();
+    while !rest.is_empty() {
+        let mut count = 0;
+        let fits = |unit: &&&Unit| {
+            count += unit.pages as usize;
+            count <= most
+        };
+        let taken = rest.iter().take_while(fits).count().max(1);
+        let (batch, others) = rest.split_at(taken);
+        rest = others;
+        let mut items = Vec::with_capacity(batch.len());
+        let mut by_group: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        let mut number = 0;
+        for unit in batch {
+            items.push(item(unit, (pages.len() + extra.pages.len()) as u32));
+            for page in of(unit) {
+                let there = layout.index_of(class, *page) < layout.pages_per_slab(class);
+                extra.pages.push(if there { number } else { NOWHERE });
+                by_group.entry(group(page)).or_default().extend([page.get(), number]);
+                number += 1;
             }
         }
-        let groups = within.into_iter();
-        dispatches.extend(groups.map(|(group, items)| (items, Source::Slabs(numbers(group)))));
-        let most = (limit / layout.bytes(class)).min(u64::from(NOWHERE)) as usize;
-        let mut rest = across.as_slice();
-        while !rest.is_empty() {
-            let mut count = 0;
-            let fits = |unit: &&&Unit| {
-                count += unit.pages as usize;
-                count <= most
-            };
-            let taken = rest.iter().take_while(fits).count().max(1);
-            let (batch, others) = rest.split_at(taken);
-            rest = others;
-            let mut items = Vec::with_capacity(batch.len());
-            let mut by_group: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
-            let mut number = 0;
-            for unit in batch {
-                items.push(item(unit, (pages.len() + extra.pages.len()) as u32));
-                for page in of(unit) {
-                    let there = layout.index_of(class, *page) < layout.pages_per_slab(class);
-                    extra.pages.push(if there { number } else { NOWHERE });
-                    by_group.entry(group(page)).or_default().extend([page.get(), number]);
-                    number += 1;
-                }
-            }
-            let mut copies = Vec::with_capacity(by_group.len());
-            for (group, list) in by_group {
-                let first = extra.copies.len() as u32;
-                let count = (list.len() / 2) as u32;
-                copies.push(Copies { slabs: numbers(group), first, count });
-                extra.copies.extend(list);
-            }
-            dispatches.push((items, Source::Collected { pages: number, copies }));
+        let mut copies = Vec::with_capacity(by_group.len());
+        for (group, list) in by_group {
+            let first = extra.copies.len() as u32;
+            let count = (list.len() / 2) as u32;
+            copies.push(Copies { slabs: numbers(group), first, count });
+            extra.copies.extend(list);
         }
+        dispatches.push((items, Source::Collected { pages: number, copies }));
     }
     let mut lists = ClassLists::default();
     let mut items: Vec<Item> = Vec::with_capacity(units.len());

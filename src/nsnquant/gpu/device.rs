@@ -91,6 +91,8 @@ pub struct DeviceCodebook {
     buffer: wgpu::Buffer,
     /// Families and rates of the books that f16 holds as they are.
     halves: Vec<(Family, Bits)>,
+    /// Those whose numbers are bytes in units of 1/32.
+    bytes: Vec<(Family, Bits)>,
 }
 
 impl DeviceCodebook {
@@ -107,20 +109,29 @@ impl DeviceCodebook {
     pub fn new(context: &Context, codebook: &Codebook) -> Result<Self> {
         let mut books: Vec<f32> = Vec::new();
         let mut halves = Vec::new();
+        let mut bytes = Vec::new();
         for (family, bits) in Self::books() {
             let book = codebook.book(family, bits)?;
             books.extend(book.values());
             if book.halves() {
                 halves.push((family, bits));
             }
+            if book.bytes() {
+                bytes.push((family, bits));
+            }
         }
         let buffer = context.upload("wgkv codebooks", bytemuck::cast_slice(&books))?;
-        Ok(Self { buffer, halves })
+        Ok(Self { buffer, halves, bytes })
     }
 
     /// Whether f16 holds the book of the pages of a layout as it is.
     pub(crate) fn halves(&self, layout: &PageLayout) -> bool {
         self.halves.contains(&(layout.scheme().family, layout.bits()))
+    }
+
+    /// Whether bytes in units of 1/32 hold the book of the pages of a layout as it is.
+    pub(crate) fn bytes(&self, layout: &PageLayout) -> bool {
+        self.bytes.contains(&(layout.scheme().family, layout.bits()))
     }
 
     /// The books, one behind the other.
