@@ -11,6 +11,11 @@
 // means of pages.
 const HEADS_PARTS: u32 = 2u - KEY_BYTES;
 const PLAIN_MEANS: u32 = HEADS_PARTS - 1u;
+// Parts of a value, and tokens that the lanes take at once.
+const PLAIN_PARTS: u32 = VALUE_DIM / 16u;
+const PLAIN_GROUPS: u32 = max(SOFTMAX_LANES / PLAIN_PARTS, 1u);
+// Channels of the mean of a page's values that a lane adds.
+const PLAIN_SPANS: u32 = (VALUE_DIM + SOFTMAX_LANES - 1u) / SOFTMAX_LANES;
 // Tokens at a time.
 const PLAIN_ROUND: u32 = 4u * SOFTMAX_LANES;
 // A page of which no query sees a token.
@@ -202,13 +207,36 @@ struct PlainWords {
 
 fn plain_value_four_words(own: AttendLane, number: u32, start: u32, token: u32, count: u32) -> PlainWords {
     let page = plain_at[number];
-    let groups = params.attend.groups;
-    let t = min(vec4<u32>(token, token + groups, token + 2u * groups, token + 3u * groups),
-        vec4<u32>(count - 1u));
-    let part = (t + start) * params.attend.pieces_v + own.piece;
+    var t = plain_four_tokens(token);
+    if PLAIN_EVEN == 0u {
+        t = min(t, vec4<u32>(count - 1u));
+    }
+    let part = (t + start) * PLAIN_PARTS + own.piece;
     return PlainWords(
         plain_value_words(page.w, page.y, part.x), plain_value_words(page.w, page.y, part.y),
         plain_value_words(page.w, page.y, part.z), plain_value_words(page.w, page.y, part.w));
+}
+
+fn plain_four_tokens(first: u32) -> vec4<u32> {
+    return vec4<u32>(
+        first, first + PLAIN_GROUPS, first + 2u * PLAIN_GROUPS, first + 3u * PLAIN_GROUPS);
+}
+
+// The weights of four tokens, `PLAIN_GROUPS` apart, of page `number`; 0 from token `count` on.
+fn plain_four_weights(number: u32, token: u32, count: u32) -> PlainFour {
+    let t = plain_four_tokens(token);
+    let first = number * 4u * plain_subs();
+    if PLAIN_EVEN == 1u {
+        return PlainFour(plain_weight[first + t.x], plain_weight[first + t.y],
+            plain_weight[first + t.z], plain_weight[first + t.w]);
+    }
+    let at = min(t, vec4<u32>(count - 1u)) + first;
+    return PlainFour(
+        select(Real(0.0), plain_weight[at.x], Flag(t.x < count)),
+        select(Real(0.0), plain_weight[at.y], Flag(t.y < count)),
+        select(Real(0.0), plain_weight[at.z], Flag(t.z < count)),
+        select(Real(0.0), plain_weight[at.w], Flag(t.w < count)),
+    );
 }
 
 // Adds the values of tokens `start` to `start + count` of all pages, and of their means. The words of the
@@ -222,9 +250,7 @@ fn plain_values(
     first_mean: u32,
     run: ptr<function, PlainRun>,
 ) {
-    let groups = params.attend.groups;
-    let step = 4u * groups;
-    let slots = 4u * plain_subs();
+    let step = 4u * PLAIN_GROUPS;
     let odd = (own.piece & 1u) == 1u;
     var words = first;
     var mean = first_mean;
@@ -251,19 +277,7 @@ fn plain_values(
             let after = select(0u, base + step, within) + own.group;
             let coming = plain_value_four_words(own, next, start, after, count);
             if live {
-                let t = base + own.group;
-                let at = min(vec4<u32>(t, t + groups, t + 2u * groups, t + 3u * groups),
-                    vec4<u32>(count - 1u)) + number * slots;
-                var weights = PlainFour(
-                    plain_weight[at.x], plain_weight[at.y], plain_weight[at.z], plain_weight[at.w]);
-                if base + step > count {
-                    weights = PlainFour(
-                        select(Real(0.0), weights.a, Flag(t < count)),
-                        select(Real(0.0), weights.b, Flag(t + groups < count)),
-                        select(Real(0.0), weights.c, Flag(t + 2u * groups < count)),
-                        select(Real(0.0), weights.d, Flag(t + 3u * groups < count)),
-                    );
-                }
+                let weights = plain_four_weights(number, base + own.group, count);
                 plain_add(run, weights.a, plain_value_codes(words.a, odd));
                 plain_add(run, weights.b, plain_value_codes(words.b, odd));
                 plain_add(run, weights.c, plain_value_codes(words.c, odd));
@@ -462,7 +476,7 @@ fn plain_mean_word(number: u32, channel: u32) -> u32 {
     if !packed_has(packed_value_form(), PACKED_FOUR) {
         return 0u;
     }
-    let held = min(channel, params.attend.head_dim_v - 1u);
+    let held = min(channel, VALUE_DIM - 1u);
     return packed_value(plain_at[number], params.packed.value_o + (held >> 3u));
 }
 

@@ -13,7 +13,11 @@ var<workgroup> softmax_scratch: array<Real, SOFTMAX_LANES>;
 // The logit of a dot product: limited, then times `factor` and 2^`boost`. The power is added to the
 // exponent, because a compiler may multiply the two factors first, and their product may overflow.
 fn softmax_logit(dot: Real, limit: Real, factor: Real, boost: Whole) -> Real {
-    let logit = bitcast<Whole>(clamp(dot, -limit, limit) * factor);
+    let product = clamp(dot, -limit, limit) * factor;
+    if !heads_any(boost != Whole(0u)) {
+        return product;
+    }
+    let logit = bitcast<Whole>(product);
     let normal = (logit & Whole(0x7f800000u)) != Whole(0u);
     return bitcast<Real>(select(logit, logit + (boost << Whole(23u)), normal));
 }

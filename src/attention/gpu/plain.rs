@@ -93,7 +93,7 @@ impl Shape {
     fn within(self, means: Means) -> Option<Self> {
         let [keys, values] = self.bytes;
         // With many sums a lane, less is left to turn bytes into floats than to wait for banks.
-        let values = values && (self.heads < 4 || self.bits[1] == Bits::One);
+        let values = values && self.heads < 4;
         let bytes = [keys && means.dots, values && means.dots];
         let shapes = LANES.map(|lanes| Self { bytes, lanes, ..self });
         // Channels of a value, too, have a place in the memory of the weights.
@@ -106,6 +106,12 @@ impl Shape {
     /// Tokens of a page that are taken in together.
     fn span(&self) -> usize {
         self.chunk.min(TOKENS * self.lanes)
+    }
+
+    /// Whether the lanes take every span in steps of as many tokens.
+    fn even(&self) -> bool {
+        let groups = (self.lanes / (self.head_dims[1] / PART)).max(1);
+        self.span().is_multiple_of(TOKENS * groups) && self.chunk.is_multiple_of(self.span())
     }
 
     /// Pages that are taken in together.
@@ -155,7 +161,8 @@ impl Shape {
             ("KEY_FORM", self.forms[0]),
             ("VALUE_FORM", self.forms[1]),
             ("PLAIN_PAGES", self.pages() as u32),
-            ("PLAIN_SPANS", self.head_dims[1].div_ceil(self.lanes) as u32),
+            ("PLAIN_EVEN", u32::from(self.even())),
+            ("VALUE_DIM", self.head_dims[1] as u32),
         ];
         constants.extend(own);
         Variant { constants, overrides: Vec::new() }

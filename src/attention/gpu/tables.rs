@@ -315,7 +315,7 @@ fn cut(
         within.entry(bound).or_default().push(item(unit, unit.first));
     }
     dispatches.extend(within.into_iter().map(|(bound, items)| (items, Source::Slabs(bound))));
-    let most = (limit / layout.bytes(class)).min(u64::from(NOWHERE)) as usize;
+    let most = (limit / layout.bytes(class).max(1)).min(u64::from(NOWHERE)) as usize;
     let mut rest = across.as_slice();
     while !rest.is_empty() {
         let mut count = 0;
