@@ -104,20 +104,21 @@ fn evictions(jobs: &mut Vec<Job>) {
     let mut window = EvictConfig::new(Budget::Uniform(half));
     window.score.window = 48;
     let short = EvictConfig::new(Budget::Uniform(2));
-    for (name, config, tokens) in [
-        ("eviction", uniform.clone(), data.tokens),
-        ("eviction with head budgets", adaptive, data.tokens),
-        ("eviction by another window", window, data.tokens),
-        ("eviction of short rows", short, few),
+    for (name, config, rows, tokens) in [
+        ("eviction", uniform, HEADS, data.tokens),
+        ("eviction with head budgets", adaptive, HEADS, data.tokens),
+        ("eviction by another window", window, HEADS, data.tokens),
+        ("eviction of a long row", uniform, 1, HEADS * data.tokens),
+        ("eviction of short rows", short, HEADS, few),
     ] {
         let job = move || {
-            let rows = data.tensor(HEADS, tokens);
+            let rows = data.tensor(rows, tokens);
             run(|rec| nestedkv::compress_prefill(rec, &rows, &rows, &config)).1
         };
         jobs.push((name.into(), Box::new(job)));
     }
     let append = move || {
-        let state = NestedKvState::new(support::context(), HEADS, DIM, DIM, uniform.clone());
+        let state = NestedKvState::new(support::context(), HEADS, DIM, DIM, uniform);
         let mut state = state.expect("a state");
         let rows = data.tensor(HEADS, data.tokens / 2);
         run(|rec| {
@@ -312,7 +313,7 @@ fn kernels(criterion: &mut Criterion) {
     pages(&mut jobs, Profile::Compat, false, 1 << 26);
     pages(&mut jobs, Profile::Tuned, true, 1 << 26);
     // More slabs than a kernel binds.
-    pages(&mut jobs, Profile::Tuned, false, 1 << 18);
+    pages(&mut jobs, Profile::Tuned, false, 1 << 16);
     for (profile, rope) in
         [(Profile::Tuned, false), (Profile::Compat, false), (Profile::Tuned, true)]
     {

@@ -125,7 +125,6 @@ fn pages(criterion: &mut Criterion) {
         let mut batch = pages.cache.batch(&[packed]).expect("a batch");
         run(|rec| pages.cache.fetch(rec, &mut batch, 0, &to)).1
     });
-    drop(bench);
     group.finish();
 }
 
