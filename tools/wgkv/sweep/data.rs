@@ -11,7 +11,7 @@ use wgkv::shape::{Elements, Tensor};
 
 use super::case::{Case, Method, Shape};
 use super::pages::HostPages;
-use crate::file::Fail;
+use crate::file::{Fail, room};
 
 /// Keys, values and queries.
 pub struct Data {
@@ -22,8 +22,7 @@ pub struct Data {
 
 /// Reproducible elements, roughly normal; an error where there is no memory for them.
 fn noise(count: usize, seed: u64) -> Result<Vec<f16>, Fail> {
-    let mut elements = Vec::new();
-    elements.try_reserve_exact(count).map_err(|_| no_memory(count))?;
+    let mut elements = room(count).map_err(|_| no_memory(count))?;
     elements.resize(count, f16::ZERO);
     elements.par_chunks_mut(1 << 16).enumerate().for_each(|(at, part)| {
         let mut state = ((at as u64) << 8 | seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -46,9 +45,7 @@ impl Data {
     pub fn new(shape: Shape) -> Result<Self, Fail> {
         let count = shape.elements();
         // Only a trial, before anything is filled: two more of each for copies and answers.
-        let mut room = Vec::<[f16; 6]>::new();
-        room.try_reserve_exact(count).map_err(|_| no_memory(count))?;
-        drop(room);
+        room::<[f16; 6]>(count).map_err(|_| no_memory(count))?;
         Ok(Self { shape, keys: noise(count, 1)?, values: noise(count, 2)? })
     }
 

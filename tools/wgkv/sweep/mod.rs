@@ -25,7 +25,7 @@ use case::{Case, Packing, Shape};
 use data::Data;
 use device::{Copy, Loaded, Prepared};
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct SweepArgs {
     /// What to time: score, select, compact, keep, evict, encode, attend-raw, attend-packed,
     /// attend-paged [default: all but keep and attend-paged]
@@ -54,25 +54,24 @@ pub struct SweepArgs {
     /// Tokens of a row
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1024,4096")]
     pub tokens: Vec<usize>,
-    /// Tokens that are packed together
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64", hide = true)]
+    /// Tokens that are packed together, presets aside [default: 64]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', hide = true)]
     pub chunk: Vec<usize>,
-    /// Code bits per value
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2")]
+    /// Presets by their bits an element [default: 2.75 without --bits and --profile]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub presets: Vec<f64>,
+    /// Code bits a value [default: 2 with --profile]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub bits: Vec<u32>,
-    /// Forms of the codes: compat, tuned, paper
+    /// Forms of the codes: compat, tuned, paper [default: compat with --bits]
     #[arg(
         long,
         value_enum,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "compat",
         hide_possible_values = true
     )]
     pub profile: Vec<Profile>,
-    /// Presets by their bits an element, beside those of --bits
-    #[arg(long, value_name = "LIST", value_delimiter = ',', hide = true)]
-    pub presets: Vec<f64>,
     /// Use nothing that WebGPU does not promise: no optional features, 16 KiB of workgroup memory
     #[arg(long, conflicts_with = "beside_baseline", hide = true)]
     pub baseline: bool,
@@ -170,6 +169,28 @@ impl Line {
     }
 }
 
+impl SweepArgs {
+    /// With what is packed where the options do not say it, as in other verbs: the default preset, and what
+    /// scripts expect where bits are named alone.
+    fn settled(&self) -> Self {
+        let mut args = self.clone();
+        let named = !(args.bits.is_empty() && args.chunk.is_empty());
+        if named && args.profile.is_empty() {
+            args.profile = vec![Profile::Compat];
+        }
+        if args.profile.is_empty() && args.presets.is_empty() {
+            args.presets = vec![2.75];
+        }
+        if args.bits.is_empty() {
+            args.bits = vec![2];
+        }
+        if args.chunk.is_empty() {
+            args.chunk = vec![64];
+        }
+        args
+    }
+}
+
 /// What a pool keeps raw by default, and packs in this way.
 fn rules(profile: Scheme, bits: Bits, chunk: usize) -> Preset {
     let mut rules = Preset::default();
@@ -203,7 +224,7 @@ fn packings(args: &SweepArgs, dim: usize) -> Result<Vec<Packing>, Fail> {
     }
     for &bits in &args.presets {
         let preset = Preset::for_bits(bits).map_err(|e| Fail::from(e).at("--presets"))?;
-        let [keys, values] = preset.layouts(dim, dim)?;
+        let [keys, values] = preset.layouts(dim, dim).map_err(|e| Fail::from(e).at("--dim"))?;
         packings.push(Packing {
             keys: layout(preset.profile.key_scheme(preset.k_bits), keys.chunk())?,
             values,
@@ -469,6 +490,7 @@ fn on_cpu(
 
 /// `sweep`.
 pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
+    let args = &args.settled();
     let shapes = shapes::shapes(args)?
         .into_iter()
         .map(|shape| Ok((shape, cases(args, shape)?)))
