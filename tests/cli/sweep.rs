@@ -128,6 +128,29 @@ fn heads_of_uneven_length_stand_beside_even_ones() {
 }
 
 #[test]
+fn pages_filled_token_by_token_stand_beside_those_of_a_prompt() {
+    for engine in [&[][..], &["--backend", "cpu"]] {
+        let mut args = vec!["--tokens", "150", "--stepped", "--methods", "attend-paged"];
+        args.extend(["--presets", "2.75", "--bits", "2", "--dim", "16", "--heads", "2"]);
+        args.extend(["--batch", "2", "--repeats", "1", "--warmup", "0", "--json"]);
+        let run = wgkv(["sweep"].iter().chain(&args).chain(engine));
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        let found: Vec<Value> =
+            run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert_eq!(found.len(), 4);
+        for pair in found.chunks(2) {
+            let [prompt, stepped] = pair else { panic!("{pair:?}") };
+            assert_eq!([&prompt["stepped"], &stepped["stepped"]], [false, true]);
+            assert_eq!(prompt["bytes"], stepped["bytes"]);
+            assert_eq!(prompt["dispatches"], stepped["dispatches"]);
+            assert!(prompt["of_prompt"].is_null() && stepped["of_prompt"].is_number());
+            let on_gpu = stepped["device"] != "cpu";
+            assert!(pair.iter().all(|line| line["error"].is_number() == on_gpu), "{pair:?}");
+        }
+    }
+}
+
+#[test]
 fn the_cpu_path_is_timed_too() {
     let found = lines(&["--backend", "cpu"]);
     assert_eq!(found.len(), 2 * 7);
