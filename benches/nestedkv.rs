@@ -103,6 +103,18 @@ fn on_gpu(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("score", tokens), |b| {
             b.iter(|| support::run(|rec| gpu::score(rec, &keys, &config.score)).expect("scores"));
         });
+        let state = gpu::NestedKvState::new(support::context(), HEADS, DIM, DIM, config);
+        let state = state.expect("a state");
+        group.bench_function(BenchmarkId::new("append to a prompt", tokens), |b| {
+            b.iter(|| {
+                let mut state = state.clone();
+                support::run(|rec| {
+                    state.append_prefill(rec, &keys, &values)?;
+                    state.append_prefill(rec, &keys, &values)
+                })
+                .expect("appended")
+            });
+        });
         let scores = Slice::all(&scores.score);
         for (name, config) in [("keep", &config), ("keep adaptive", &adaptive)] {
             group.bench_function(BenchmarkId::new(name, tokens), |b| {

@@ -123,6 +123,11 @@ impl Suite {
         Ok(Self { config, chosen, fixed, search, drawn: 0, accounts })
     }
 
+    /// Names of the stages that take part, in their order.
+    pub fn stages(&self) -> Vec<&'static str> {
+        self.chosen.iter().map(|number| STAGES[*number].name).collect()
+    }
+
     /// Cases that are still to come, smaller ones after a failure left out.
     pub fn remaining(&self) -> u64 {
         let all = u64::from(self.config.cases).saturating_mul(self.chosen.len() as u64);

@@ -107,11 +107,13 @@ impl Pipeline {
             bounds_checks: !kernel.guards_itself(),
             ..wgpu::ShaderRuntimeChecks::checked()
         };
-        // SAFETY: every loop of the kernels counts an integer by a constant step, or halves one, up to
-        // a bound that does not change under it, which tests/gpu/lint/loops.rs checks in every variant.
-        // Bounds lie far enough within 32 bits (sizes are checked on the host, what comes from tables
-        // is clamped to them), so all loops end. A kernel without guards of bounds reaches no further than
-        // its buffers: see `GUARDED`.
+        // SAFETY: every loop of the kernels counts an integer up or down by a fixed step of at most 4,096,
+        // or halves one, to a bound that does not change under it, which tests/gpu/lint/loops.rs checks in
+        // every variant. No bound is above 2^31: each is a constant of the shader, a number that the host
+        // checks, or a count of words, tokens or pages of one binding, which has fewer (`MAX_BINDING`), and
+        // what comes from tables that callers fill is clamped to such a count (CONTRIBUTING.md says which
+        // for every kernel). So no counter wraps around, and all loops end. A kernel without guards of
+        // bounds reaches no further than its buffers: see `GUARDED`.
         #[allow(unsafe_code, reason = "checks are chosen on purpose")]
         let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
         let entry = |binding: u32, ty, has_dynamic_offset, min: u64| wgpu::BindGroupLayoutEntry {

@@ -76,3 +76,28 @@
 //! The first tokens get much of the weight whatever the text, and the newest are looked at most; both stay as
 //! they came. A chunk is packed once enough newer tokens lie behind it ([`crate::cache::plan`]), so the
 //! packed form depends on the tokens alone, not on how they came.
+//!
+//! # Words
+//!
+//! - **KV head, query head**: a layer has one or several heads of keys and values; each serves one or several
+//!   heads of queries (grouped attention). A **row** is one KV head of one sequence, with all its tokens.
+//! - **Prompt, decoding**: the tokens that are read at once before the model writes, and writing, a token a step.
+//! - **Eviction, budget**: dropping tokens for good, and how many stay in a head. Where heads keep different
+//!   counts, what is left is **ragged**.
+//! - **Chunk, page**: tokens that are packed together (64 by default), and the memory that a packed chunk, or as
+//!   many raw rows, takes in a pool.
+//! - **Raw**: not packed, f16 or bf16. **Sinks** are the first tokens, **recent** ones the newest, the **tail**
+//!   what fills no chunk yet; all three are raw.
+//! - **Scale, mean**: the numbers beside the codes that undo steps 1 to 3 above; a **key scale** is one more for
+//!   each channel of a head.
+//! - **Book**: the list of vectors that codes number. A **profile** says which books, and how scales and means
+//!   are stored ([`Profile`](crate::layout::Profile)); a **preset** is a profile with bits for keys and for
+//!   values and the counts of raw tokens, named by its **bits an element**, all counted
+//!   ([`Preset`](crate::layout::Preset)).
+//! - **Rotary embedding** (RoPE): the rotation of pairs of channels, by an angle for each position, through which
+//!   keys and queries know where they stand.
+//! - **Fork, trim**: a second sequence that shares what the first one holds, and taking tokens back, such as those
+//!   of a draft that another model wrote ahead and that were not accepted.
+//! - **Window, soft cap**: limits that some models put on how far back a query looks, and on the size of logits.
+//!   **Log-sum-exp**: the logarithm of the sum of the weights, with which parts of an attention are merged.
+//! - **Perplexity**: e to the mean loss a token; by how much it grows says what a smaller cache costs a model.

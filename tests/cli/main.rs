@@ -5,6 +5,7 @@ mod conformance;
 mod file;
 mod good;
 mod help;
+mod limits;
 mod odd;
 mod packed;
 mod plot;

@@ -10,10 +10,16 @@ use crate::support::{File, Folder, pair, tensor, u32s};
 /// Takes a file that the program wrote apart, to be changed and written again, without its checksum.
 fn open(path: &Path) -> File {
     let mut file = open_whole(path);
-    if let Some(metadata) = file.header["__metadata__"].as_object_mut() {
-        metadata.remove("checksum");
-    }
+    unseal(&mut file);
     file
+}
+
+/// Makes a packed file one of before there was a checksum.
+fn unseal(file: &mut File) {
+    let metadata = file.header["__metadata__"].as_object_mut().expect("an object");
+    if metadata.remove("checksum").is_some() {
+        metadata["version"] = json!("1");
+    }
 }
 
 fn open_whole(path: &Path) -> File {
@@ -103,8 +109,8 @@ fn packed_files_that_were_changed_are_refused() {
     note.as_object_mut().expect("an object").remove("key_scale").expect("it has scales");
     gone.header["__metadata__"]["layers.0"] = json!(note.to_string());
     run(&gone, &damaged);
-    // Without the checksum there is nothing that tells.
-    gone.header["__metadata__"].as_object_mut().expect("an object").remove("checksum");
+    // Before there was a checksum there was nothing that tells.
+    unseal(&mut gone);
     run(&gone, &[]);
 
     let mut other = packed.clone();
@@ -117,6 +123,31 @@ fn packed_files_that_were_changed_are_refused() {
         other.header["__metadata__"]["checksum"] = json!(told);
         run(&other, &damaged);
     }
+}
+
+#[test]
+fn a_bit_of_the_word_checksum_makes_no_file_of_an_older_kind() {
+    let folder = Folder::new();
+    let dense = folder.write("x.st", &pair([1, 1, 100, 32]).bytes());
+    let packed = folder.run("quantize", &dense, "p.st", &["--backend", "cpu"]);
+    let whole = std::fs::read(packed).expect("a file");
+    for (key, words) in
+        [("\"checksum\"", ["bad.st", "checksum"]), ("\"version\"", ["bad.st", "no version"])]
+    {
+        let key = key.as_bytes();
+        let at = whole.windows(key.len()).position(|part| part == key).expect("it is there");
+        for place in at + 1..at + key.len() - 1 {
+            let mut bytes = whole.clone();
+            bytes[place] ^= 1;
+            let path = folder.write("bad.st", &bytes);
+            folder.refuses("dequantize", &path, &["--backend", "cpu"], &words);
+        }
+    }
+    let mut older = open_whole(&folder.path("p.st"));
+    older.header["__metadata__"]["version"] = json!("1");
+    let path = folder.write("bad.st", &older.bytes());
+    // The checksum counts the version.
+    folder.refuses("dequantize", &path, &["--backend", "cpu"], &["bad.st", "damaged"]);
 }
 
 #[test]
@@ -133,8 +164,8 @@ fn packed_files_that_lie_are_refused() {
     folder.run("dequantize", &path, "d.st", &["--backend", "cpu"]);
 
     let mut other = packed.clone();
-    other.header["__metadata__"]["version"] = json!("2");
-    refuse(other, &["version 2"]);
+    other.header["__metadata__"]["version"] = json!("3");
+    refuse(other, &["version 3"]);
     let mut other = packed.clone();
     other.header["__metadata__"]["profile"] = json!("other");
     refuse(other, &["profile", "compat"]);
@@ -147,7 +178,7 @@ fn packed_files_that_lie_are_refused() {
     refuse(other, &["layers.0", "metadata"]);
     let mut other = packed.clone();
     other.header.remove("__metadata__");
-    refuse(other, &["layers.0"]);
+    refuse(other, &["no version"]);
 
     for (field, value) in [
         ("batch", json!(2)),

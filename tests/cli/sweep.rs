@@ -56,16 +56,34 @@ fn profiles_and_presets_are_told_apart_and_the_baseline_does_too() {
         "encode,attend-packed",
     ]);
     assert_eq!(found.len(), 2 * 6);
-    let name = |line: &Value| {
-        let fields =
-            ["profile", "bits", "value_bits", "preset"].map(|field| line[field].to_string());
-        fields.join(" ")
-    };
     let packings = [r#""compat" 1 1 null"#, r#""tuned" 1 1 null"#, r#""tuned" 3 2 2.75"#];
     for (line, packing) in found.iter().zip(packings.iter().cycle()) {
-        assert_eq!(name(line), *packing, "{line}");
+        assert_eq!(self::packing(line), *packing, "{line}");
         assert_eq!(line["baseline"], line["device"] != "cpu", "{line}");
     }
+}
+
+/// As in other verbs: the default preset, and `compat` for those who name bits alone.
+#[test]
+fn what_is_packed_by_default_is_the_default_preset() {
+    for (args, expected) in [
+        (&[][..], &[r#""tuned" 3 2 2.75"#][..]),
+        (&["--bits", "1,2"], &[r#""compat" 1 1 null"#, r#""compat" 2 2 null"#]),
+        (&["--chunk", "32"], &[r#""compat" 2 2 null"#]),
+        (&["--profile", "tuned"], &[r#""tuned" 2 2 null"#]),
+        (&["--presets", "4.25"], &[r#""tuned" 4 4 4.25"#]),
+        (&["--bits", "1", "--presets", "4.25"], &[r#""compat" 1 1 null"#, r#""tuned" 4 4 4.25"#]),
+    ] {
+        let methods = ["--backend", "cpu", "--methods", "encode"];
+        let found = lines(&[&methods, args].concat());
+        let packings: Vec<String> = found.iter().map(packing).collect();
+        assert_eq!(packings, [expected, expected].concat(), "{args:?}");
+    }
+}
+
+/// Profile, bits of keys and values, and the preset of a line.
+fn packing(line: &Value) -> String {
+    ["profile", "bits", "value_bits", "preset"].map(|field| line[field].to_string()).join(" ")
 }
 
 /// Bytes of a row in a pool at 2 bits of 16 channels, by the rules of the default preset: 4 sinks and 16
@@ -81,7 +99,8 @@ fn heads_of_uneven_length_stand_beside_even_ones() {
         let methods = "attend-packed,attend-paged";
         let args = ["--tokens", "200", "--heads", "3", "--ragged", "--methods", methods, "--group"];
         let found = {
-            let tiny = ["sweep", "--json", "--dim", "16", "--repeats", "1", "--warmup", "0"];
+            let tiny =
+                ["sweep", "--json", "--dim=16", "--bits=2", "--repeats", "1", "--warmup", "0"];
             let run = wgkv(tiny.iter().chain(&args).chain(&["2"]).chain(more));
             assert_eq!(run.code, 0, "{}", run.stderr);
             let lines = run.stdout.lines();
@@ -104,6 +123,29 @@ fn heads_of_uneven_length_stand_beside_even_ones() {
             let rows = [[0; 3], [200; 3], [320, 80, 200]][kind];
             let expected: usize = rows.iter().map(|tokens| held(*tokens, chunk)).sum();
             assert!(kind == 0 || bytes(line) == expected + ends, "{expected} {line}");
+        }
+    }
+}
+
+#[test]
+fn pages_filled_token_by_token_stand_beside_those_of_a_prompt() {
+    for engine in [&[][..], &["--backend", "cpu"]] {
+        let mut args = vec!["--tokens", "150", "--stepped", "--methods", "attend-paged"];
+        args.extend(["--presets", "2.75", "--bits", "2", "--dim", "16", "--heads", "2"]);
+        args.extend(["--batch", "2", "--repeats", "1", "--warmup", "0", "--json"]);
+        let run = wgkv(["sweep"].iter().chain(&args).chain(engine));
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        let found: Vec<Value> =
+            run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert_eq!(found.len(), 4);
+        for pair in found.chunks(2) {
+            let [prompt, stepped] = pair else { panic!("{pair:?}") };
+            assert_eq!([&prompt["stepped"], &stepped["stepped"]], [false, true]);
+            assert_eq!(prompt["bytes"], stepped["bytes"]);
+            assert_eq!(prompt["dispatches"], stepped["dispatches"]);
+            assert!(prompt["of_prompt"].is_null() && stepped["of_prompt"].is_number());
+            let on_gpu = stepped["device"] != "cpu";
+            assert!(pair.iter().all(|line| line["error"].is_number() == on_gpu), "{pair:?}");
         }
     }
 }

@@ -7,6 +7,7 @@ mod cost;
 mod job;
 mod limits;
 mod memory;
+mod pages;
 mod paths;
 mod sample;
 mod together;

@@ -17,7 +17,7 @@ const DIM: usize = 128;
 const GROUP: usize = 4;
 const TOKENS: u32 = 16_384;
 
-fn idle() -> (wgpu::Device, wgpu::Queue) {
+pub fn idle() -> (wgpu::Device, wgpu::Queue) {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::NOOP;
     descriptor.backend_options.noop.enable = true;

@@ -9,3 +9,4 @@ mod places;
 mod planted;
 mod recorder;
 mod shaders;
+mod sizes;

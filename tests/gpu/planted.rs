@@ -64,6 +64,7 @@ fn loops_without_an_end_in_sight() {
         "for (var i = 0u; i < word; i += lane) { output[i] = i; }",
         "for (var i = 0u; i < word; i += params.divisor) { output[i] = i; }",
         "for (var i = 0u; i < 8u; i = i * 2u) { output[i] = i; }",
+        "for (var i = 0u; i < word; i += 8192u) { output[i] = i; }",
         "for (var i = 0u; i < 8u; i -= 1u) { output[i] = i; }",
         "for (var i = 8u; i > 0u; i += 1u) { output[i] = i; }",
         "for (var i = 8u; i >= 0u; i -= 1u) { output[i] = i; }",

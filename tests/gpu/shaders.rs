@@ -144,3 +144,19 @@ fn every_shader_keeps_the_rules() {
     let text: Vec<_> = faults.into_iter().collect();
     assert!(text.is_empty(), "{} faults\n{}", text.len(), text.join("\n"));
 }
+
+#[test]
+fn every_kernel_is_in_the_table_of_runtime_checks() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("CONTRIBUTING.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let table = text.split("\n## ").find(|part| part.starts_with("Runtime checks")).unwrap();
+    let bounds = table.split("Bounds of loops").nth(1).unwrap();
+    let named: Vec<&str> = bounds.split('`').skip(1).step_by(2).collect();
+    let kernels: BTreeSet<_> = wgkv::kernels::kernels().iter().map(|(k, _)| k.name).collect();
+    let missing: Vec<_> = kernels.iter().filter(|name| !named.contains(name)).collect();
+    assert!(missing.is_empty(), "not in CONTRIBUTING.md: {missing:?}");
+    // The completion and the lanes of the self-test are no kernels that callers ask for.
+    let own = named.iter().filter(|name| name.contains('/') && !name.starts_with("common/"));
+    let gone: Vec<_> = own.filter(|name| !kernels.contains(*name)).collect();
+    assert!(gone.is_empty(), "no such kernels: {gone:?}");
+}

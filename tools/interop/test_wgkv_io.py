@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Tries wgkv_io.py with the program: test_wgkv_io.py path/to/wgkv"""
 
+import contextlib
+import io
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -80,6 +83,13 @@ class Files(unittest.TestCase):
         wgkv_io.save(layers, self.path("kv.st"), queries)
         for keys, values in self.there_and_back():
             self.assertTrue(0.01 < keys < 0.15 and 0.01 < values < 0.35, (keys, values))
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            wgkv_io.main(["compare", str(sample), str(sample)])
+        # Layers have the numbers of the file.
+        self.assertEqual(re.findall(r"layer (\d+):", said.getvalue()), ["7", "22"])
+        with self.assertRaises(SystemExit) as refused:
+            wgkv_io.main(["compare", str(sample), self.path("kv.st")])
+        self.assertIn("[7, 22] against layers [0, 1]", str(refused.exception))
 
     def test_what_is_not_read_is_named(self):
         for name in ("rotating_031", "rotating_032", "quantized_031", "empty_032"):

@@ -77,14 +77,19 @@ def read(path):
     return tensors, metadata
 
 
-def load(path):
-    """Keys and values of each layer of a file that wgkv wrote, in the order of the layers."""
+def numbered(path):
+    """Keys and values of a file that wgkv wrote, by the number of their layer, in order."""
     tensors, _ = read(path)
     found = (re.fullmatch(r"layers\.(\d+)\.k", name) for name in tensors)
     layers = sorted(int(match[1]) for match in found if match)
     if not layers:
         raise SystemExit(f"{path} has no layers.<i>.k: packed files go through wgkv dequantize first")
-    return [(tensors[f"layers.{layer}.k"], tensors[f"layers.{layer}.v"]) for layer in layers]
+    return {i: (tensors[f"layers.{i}.k"], tensors[f"layers.{i}.v"]) for i in layers}
+
+
+def load(path):
+    """Keys and values of each layer of a file that wgkv wrote, in the order of the layers."""
+    return list(numbered(path).values())
 
 
 def from_mlx(path):
@@ -125,7 +130,11 @@ def main(args):
             save(layers, out)
             print(f"{len(layers)} layers, keys {layers[0][0].shape}, values {layers[0][1].shape}")
         case ["compare", one, other]:
-            for layer, (keys, values) in enumerate(compare(load(one), load(other))):
+            one, other = numbered(one), numbered(other)
+            if list(one) != list(other):
+                raise SystemExit(f"layers {list(one)} against layers {list(other)}")
+            errors = compare(one.values(), other.values())
+            for layer, (keys, values) in zip(one, errors):
                 print(f"layer {layer}: keys {100 * keys:.2f}%, values {100 * values:.2f}%")
         case _:
             raise SystemExit(__doc__)

@@ -7,18 +7,19 @@ use clap::{ArgAction, Args, Command, Parser, Subcommand, ValueEnum};
 use crate::conformance::ConformanceArgs;
 use crate::sweep::SweepArgs;
 
-/// Keeps a transformer's KV cache compressed: evicts tokens (NestedKV), packs those that stay to 1
-/// to 4 bits (NSNQuant) and attends to the packed form, on a GPU or on the CPU.
+/// Keeps a transformer's KV cache small: evicts tokens (NestedKV), packs the rest to 1 to 4 bits
+/// (NSNQuant), attends to the packed form, on a GPU or the CPU.
 #[derive(Debug, Parser)]
 #[command(
     name = "wgkv",
     version,
+    disable_help_flag = true,
     max_term_width = 100,
     after_help = "\
 Example: evict half of the tokens, pack the rest and report bytes and errors
   wgkv compress kv.safetensors -o packed.safetensors
-Files are safetensors: layers.<i>.k and .v [B, H, N, D], .q [B, Hq, Nq, D] in f32, f16 or bf16, or
-mlx-lm's prompt caches. Exit codes: 0 done, 1 a check failed, 2 bad input, 3 no adapter, or lost"
+wgkv COMMAND --help (or --help-all) has its options. Files are safetensors:
+layers.<i>.k, .v [B, H, N, D], .q [B, Hq, Nq, D], or mlx-lm's prompt caches."
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -30,7 +31,7 @@ pub struct Cli {
 /// Options of every verb.
 #[derive(Args, Debug)]
 pub struct Common {
-    /// auto (the best adapter, else the CPU), vulkan, metal, dx12, gl or cpu
+    /// auto (GPU, else CPU), vulkan, metal, dx12, gl or cpu
     #[arg(
         long,
         global = true,
@@ -43,23 +44,38 @@ pub struct Common {
     )]
     pub backend: Backend,
     /// Take the adapter whose name contains this
-    #[arg(long, global = true, value_name = "NAME", display_order = 901)]
+    #[arg(long, global = true, value_name = "NAME", display_order = 901, hide = true)]
     pub adapter: Option<String>,
     /// Only these layers, as in 0,7,15
     #[arg(long, global = true, value_name = "LIST", value_delimiter = ',', display_order = 902)]
     pub layers: Option<Vec<u32>>,
-    /// Print one JSON object (replay: one a step, sweep: one a case)
+    /// Print JSON: one object (replay, sweep: one a line)
     #[arg(long, global = true, display_order = 903)]
     pub json: bool,
+    /// Print help (--help-all: with every option)
+    #[arg(short, long, global = true, action = ArgAction::HelpShort, display_order = 904)]
+    help: Option<bool>,
     /// Print help with every option
-    #[arg(long, global = true, action = ArgAction::HelpShort, display_order = 904)]
+    #[arg(long, global = true, action = ArgAction::HelpShort, display_order = 905, hide = true)]
     help_all: Option<bool>,
 }
+
+/// How the program ends.
+const CODES: &str =
+    "Exit codes: 0 done, 1 a check failed, 2 bad input, 3 no adapter, or it was lost";
 
 /// The command line's grammar. Help keeps to a screen: `hide` marks what most users never ask for, and
 /// `all` shows that too.
 pub fn grammar(all: bool) -> Command {
-    let command = <Cli as clap::CommandFactory>::command();
+    let mut command = <Cli as clap::CommandFactory>::command();
+    if all {
+        let more = command.get_after_help().map(|text| format!("{text}\n{CODES}"));
+        command = command.mut_args(|arg| arg.hide(false)).after_help(more.unwrap_or_default());
+    } else {
+        // Options of every verb stand in the help of each.
+        let short = "{about}\n\n{usage-heading} {usage}\n\nCommands:\n{subcommands}{after-help}";
+        command = command.help_template(short);
+    }
     let layers = command.get_arguments().find(|arg| arg.get_id() == "layers").cloned();
     command.mut_subcommands(|verb| {
         // These read no layers.
@@ -99,7 +115,7 @@ pub enum Verb {
 Example: a quarter of the tokens, shared out over the heads by score
   wgkv evict kv.safetensors -o kept.safetensors --keep 0.25 --heads adaptive")]
     Evict(EvictArgs),
-    /// Show how a total of tokens is shared out over heads, from head.<j> f32 [n_j]
+    /// Share a total of tokens out over heads, by head.<j> f32 [n_j]
     #[command(after_help = "Example:\n  wgkv budgets heads.safetensors --total 1024 --json")]
     Budgets(BudgetsArgs),
     /// Pack keys and values to 1 to 4 bits (NSNQuant)
@@ -114,8 +130,7 @@ Example: at most 2.25 bits an element, scales and means counted
     Dequantize(DequantizeArgs),
     /// Evict, pack, and report bytes and errors against the input
     #[command(after_help = "\
-Example: keep 30 % of the tokens at 2.75 bits an element, the default; with layers.<i>.q in the file
-the report has the error of attention outputs too
+Example: keep 30 % of the tokens
   wgkv compress kv.safetensors -o packed.safetensors --keep 0.3")]
     Compress(CompressArgs),
     /// Attend with queries to a dense, evicted or packed cache
@@ -131,12 +146,12 @@ Example: ops.json holds [{\"append\": 300}, {\"trim\": 5}, {\"fork\": \"a\"}, {\
     /// Show what a file holds
     #[command(after_help = "Example:\n  wgkv inspect packed.safetensors")]
     Inspect(InspectArgs),
-    /// Time the methods over a range of shapes, beside the pace of a copy
+    /// Time the methods over shapes, beside the pace of a copy
     #[command(after_help = "\
 Example: scoring and attention from 1k to 16k tokens, with plots
   wgkv sweep --methods score,attend-raw,attend-packed --tokens 1024,4096,16384 -o sweep")]
     Sweep(SweepArgs),
-    /// Check the adapter: every stage on the GPU against the CPU path and f64
+    /// Check a GPU: every stage against the CPU path and f64
     #[command(after_help = "\
 Example: a minute of random cases after the fixed ones, and a report to send in
   wgkv conformance --time 60 -o report
@@ -184,13 +199,13 @@ fn prior(text: &str) -> Result<Prior, String> {
 /// How many tokens stay.
 #[derive(Args, Debug)]
 pub struct Keeping {
-    /// Tokens a head keeps (adaptive: on average over the heads of a sequence)
+    /// Tokens a head keeps (adaptive: on average)
     #[arg(long, value_name = "N", conflicts_with = "keep")]
     pub budget: Option<u32>,
-    /// Fraction of the tokens that stays, above 0 and at most 1 [default: 0.5]
+    /// Fraction of the tokens that stays [default: 0.5]
     #[arg(long, value_name = "R")]
     pub keep: Option<f64>,
-    /// uniform (the same count for every head) or adaptive (by score) [default: uniform]
+    /// uniform or adaptive (by score) [default: uniform]
     #[arg(
         long,
         value_enum,
@@ -222,15 +237,14 @@ pub struct Sinks {
 /// How keys and values are packed.
 #[derive(Args, Debug)]
 pub struct Packing {
-    /// At most this many bits an element, scales and means counted: 1.25, 1.75, 2.25, 2.75, 3.25 or
-    /// 4.25 [default: 2.75 without --bits and --profile]
+    /// At most 1.25, 1.75, 2.25, 2.75 (the default), 3.25 or 4.25 bits an element
     #[arg(
         long,
         value_name = "X",
         conflicts_with_all = ["bits", "k_bits", "v_bits", "profile", "codebook"]
     )]
     pub target_bits: Option<f64>,
-    /// Code bits per value, 1 or 2; with the profile tuned 1 to 4
+    /// Code bits a value: 1 or 2, tuned: 1 to 4
     #[arg(long, value_name = "B")]
     pub bits: Option<u32>,
     /// Code bits per value of keys [default: --bits, else 2; tuned: 3]
@@ -245,8 +259,7 @@ pub struct Packing {
     /// Newest tokens that stay unpacked [default: 16; 64 with --target-bits 1.25]
     #[arg(long, value_name = "N", hide = true)]
     pub recent: Option<u32>,
-    /// compat (16-bit scales and means), tuned (4-bit ones, better codebooks) or paper (as published)
-    /// [default: tuned; compat where bits or a codebook are given]
+    /// tuned (4-bit scales, default), compat (16-bit, default with --bits), paper
     #[arg(long, value_enum, value_name = "NAME", hide_possible_values = true)]
     pub profile: Option<Profile>,
     /// on or off: pack keys under a scale of each head's channels, fixed from its first chunks
@@ -383,7 +396,7 @@ pub enum Wide {
 
 #[derive(Args, Debug)]
 pub struct CompressArgs {
-    /// File with layers.<i>.k and layers.<i>.v, and layers.<i>.q if there are queries
+    /// File with layers.<i>.k and .v, and .q if there are queries
     pub input: PathBuf,
     #[command(flatten)]
     pub out: Out,
@@ -395,10 +408,10 @@ pub struct CompressArgs {
     pub sinks: Sinks,
     #[command(flatten)]
     pub packing: Packing,
-    /// Judge outputs with the queries at the end of the sequence, each seeing what is before it
+    /// Queries are the newest tokens, each sees what is before it
     #[arg(long)]
     pub causal: bool,
-    /// Draw kept tokens, scores, errors and bytes by part into this SVG file
+    /// Draw what stayed, errors and bytes into this SVG file
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 }
@@ -411,7 +424,7 @@ pub struct AttendArgs {
     pub cache: Option<PathBuf>,
     #[command(flatten)]
     pub out: Out,
-    /// Place the queries at the end of the sequence; each sees only what is before it
+    /// Queries are the newest tokens, each sees what is before it
     #[arg(long)]
     pub causal: bool,
     /// Factor of the logits [default: 1/sqrt(D) of the keys]
@@ -423,7 +436,7 @@ pub struct AttendArgs {
 pub struct ReplayArgs {
     /// File with layers.<i>.k and layers.<i>.v, whose rows are taken in order
     pub input: PathBuf,
-    /// JSON list of {"append": n}, {"trim": n}, {"fork": name}, {"use": name}, {"free": name}
+    /// JSON list of {"append": n}, {"trim": n}, {"fork": name}, {"use": name} or {"free": name}
     #[arg(long, value_name = "FILE")]
     pub ops: PathBuf,
     #[command(flatten)]

@@ -29,6 +29,9 @@ pub struct ConformanceArgs {
     /// Only stages whose name begins like this, as in nestedkv,attention/raw
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "case")]
     pub stages: Vec<String>,
+    /// Print the names of the stages, of those of --stages if given, and run nothing
+    #[arg(long, conflicts_with = "case", hide = true)]
+    pub list: bool,
     /// Folder for report.json and the files of failing cases; made if there is none
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
@@ -50,6 +53,10 @@ pub fn run(args: &ConformanceArgs, common: &Common) -> Result<(), Fail> {
         Error::Codec { argument: "stage", .. } => no_stage(&args.stages),
         other => other.into(),
     })?;
+    if args.list {
+        let stages = suite.stages();
+        return stages.into_iter().try_for_each(print);
+    }
     if let Some(folder) = &args.output {
         make_folder(folder)?;
         // Tried before any work is done.

@@ -31,10 +31,17 @@ use clap::error::ErrorKind;
 use clap::{Command, FromArgMatches};
 
 use args::{Cli, Verb};
-use file::{Fail, readable};
+use file::{Fail, Memory, readable};
 use report::say;
 
+#[global_allocator]
+static MEMORY: Memory = Memory;
+
+/// Threads for each core at most, whatever RAYON_NUM_THREADS says: more only take memory.
+const THREADS: usize = 8;
+
 fn main() -> ExitCode {
+    start_threads();
     let words: Vec<_> = std::env::args_os().collect();
     let mut grammar = args::grammar(words.iter().any(|word| word == "--help-all"));
     let parsed = grammar.try_get_matches_from_mut(&words);
@@ -51,6 +58,17 @@ fn main() -> ExitCode {
             ExitCode::from(fail.code)
         }
     }
+}
+
+/// Starts the threads of the CPU path; without any where the system gives none.
+fn start_threads() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let wanted = std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok());
+    let threads = wanted.filter(|n| *n > 0).unwrap_or(cores).min(THREADS * cores);
+    let pool = || rayon::ThreadPoolBuilder::new();
+    let started = pool().num_threads(threads).build_global();
+    // It fails when some of the threads could not be started, or when there is a pool already.
+    let _ = started.or_else(|_| pool().num_threads(1).use_current_thread().build_global());
 }
 
 fn run(cli: &Cli) -> Result<(), Fail> {

@@ -16,8 +16,8 @@
 //! and once `codebook_signed`, `codebook_magnitude` F32 `[256, 8]`, with the profile tuned also
 //! `codebook_plain` F32 `[3712]`, the books of 1 to 4 bits one after the other. The metadata hold
 //! `format`, `version`, `profile` (`compat`, `tuned` or `paper`), per layer, under `layers.<i>`, the
-//! numbers of [`Note`] as JSON, and `checksum`, XXH3-128 of all of that and of the tensors. Files of
-//! before there was one are read; one that does not fit is refused.
+//! numbers of [`Note`] as JSON, and `checksum`, XXH3-128 of all of that and of the tensors; one that does
+//! not fit is refused. Version 2 must have it, files of version 1 may be of before there was one.
 
 use std::io::{Read, Seek};
 use std::sync::Arc;
@@ -34,8 +34,10 @@ use crate::ragged::{check_positions, to_json};
 
 /// Name of the format in the metadata.
 const FORMAT: &str = "wgkv-packed";
-/// The version that this program writes and reads.
-const VERSION: &str = "1";
+/// The version that this program writes.
+const VERSION: &str = "2";
+/// The version that is read too, with a checksum or without.
+const UNSEALED: &str = "1";
 
 /// The numbers that describe a packed layer.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -370,17 +372,20 @@ fn key_scale<R: Read + Seek>(
 
 /// What the metadata say of a layer.
 fn note(header: &Header, layer: u32) -> Result<Note, String> {
-    match header.metadata.get("version").map(String::as_str) {
-        Some(VERSION) => {}
-        Some(other) => {
-            return Err(format!("version {} of the packed format is not read", shown(other)));
-        }
-        None => return Err("the metadata name no version".into()),
-    }
+    version(header)?;
     profile(header)?;
     let text =
         header.metadata.get(&format!("layers.{layer}")).ok_or("the metadata do not describe it")?;
     serde_json::from_str(text).map_err(|e| format!("the metadata are not valid: {}", told(e)))
+}
+
+/// The version that the metadata name, if it is read.
+fn version(header: &Header) -> Result<&str, String> {
+    match header.metadata.get("version").map(String::as_str) {
+        Some(version @ (VERSION | UNSEALED)) => Ok(version),
+        Some(other) => Err(format!("version {} of the packed format is not read", shown(other))),
+        None => Err("the metadata name no version".into()),
+    }
 }
 
 /// The profile that the metadata name.
@@ -412,7 +417,9 @@ pub fn write_codebook(codebook: &Codebook, profile: Profile, output: &mut Output
 
 /// Checks a packed file as a whole and reads its codebook, as all that read one begin.
 pub fn open_packed<R: Read + Seek>(source: &mut Source<R>) -> Result<Arc<Codebook>, Fail> {
-    source.check_sum()?;
+    let version = version(source.header()).map_err(|why| Fail::input(why).at(source.name()))?;
+    let sealed = version != UNSEALED;
+    source.check_sum(sealed)?;
     read_codebook(source)
 }
 

@@ -1,6 +1,7 @@
 //! Finds loops that might not end. Shaders are built without the count of rounds that would end any
 //! loop, so every loop must be seen to: one variable counts up or down by a fixed step, nothing else
-//! writes to it, and what it is compared with stays as it is while the loop runs.
+//! writes to it, and what it is compared with stays as it is while the loop runs. Bounds are at most 2^31
+//! (`src/gpu/kernel.rs`), so with steps that are small beside that no counter wraps around.
 
 use std::collections::BTreeSet;
 
@@ -12,6 +13,9 @@ use naga::{
 /// Parameters that loops step by; the host never makes them 0 (`src/attention/gpu/block.rs`,
 /// `src/attention/gpu/plain.rs`).
 const STEPS: [&str; 2] = ["groups", "span"];
+
+/// The largest step.
+const MAX_STEP: u32 = 1 << 12;
 
 type Expressions = BTreeSet<Handle<Expression>>;
 type Locals = BTreeSet<Handle<LocalVariable>>;
@@ -90,7 +94,7 @@ impl Loops<'_> {
         }
         let step = self.step(right);
         let up = match (op, step) {
-            (BinaryOperator::Add, Some(1..)) => true,
+            (BinaryOperator::Add, Some(1..=MAX_STEP)) => true,
             (BinaryOperator::Subtract, Some(1)) | (BinaryOperator::ShiftRight, Some(1..32)) => {
                 false
             }

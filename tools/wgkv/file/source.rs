@@ -10,6 +10,7 @@ use wgkv::files::{Data, Entry, FileDtype, Header, MlxLm, PromptCache, looks_like
 
 use super::checksum::{CHECKSUM, Checksum};
 use super::fail::Fail;
+use super::memory::{blame, room};
 
 /// An open file and its header.
 #[derive(Debug)]
@@ -40,6 +41,7 @@ impl Source {
             return Err(fail("is a pipe or device, expected a regular file".into()));
         }
         let reader = File::open(path).map_err(|e| fail(said(&e)))?;
+        blame(shown(&name));
         Self::new(name, reader)
     }
 }
@@ -143,9 +145,13 @@ impl<R: Read + Seek> Source<R> {
         Ok((entry.shape, data))
     }
 
-    /// Holds the whole file against its checksum; one without any is taken as it is.
-    pub fn check_sum(&mut self) -> Result<(), Fail> {
-        let Some(told) = self.header.metadata.get(CHECKSUM) else { return Ok(()) };
+    /// Holds the whole file against its checksum. One without any is taken as it is, unless there must
+    /// be one.
+    pub fn check_sum(&mut self, must: bool) -> Result<(), Fail> {
+        let Some(told) = self.header.metadata.get(CHECKSUM) else {
+            let damaged = format!("is damaged or was changed: it has no {CHECKSUM}");
+            return if must { Err(Fail::input(damaged).at(self.name())) } else { Ok(()) };
+        };
         let mut sum = Checksum::new(&self.header);
         let mut part = vec![0; 1 << 16];
         for (name, entry) in &self.header.tensors {
@@ -174,11 +180,10 @@ impl<R: Read + Seek> Source<R> {
 
     fn load<T: bytemuck::Pod>(&mut self, tensor: &str, entry: &Entry) -> Result<Vec<T>, Fail> {
         let count = (entry.end - entry.begin) as usize / size_of::<T>();
-        let mut data = Vec::new();
-        if data.try_reserve_exact(count).is_err() {
+        let mut data = room(count).map_err(|_| {
             let message = format!("{} bytes do not fit in memory", entry.end - entry.begin);
-            return Err(self.fail(tensor, message));
-        }
+            self.fail(tensor, message)
+        })?;
         data.resize(count, T::zeroed());
         self.reader
             .seek(SeekFrom::Start(self.data_start + entry.begin))

@@ -131,7 +131,11 @@ pub fn try_place(path: &Path, others: &[&Path]) -> Result<PathBuf, Fail> {
     if path.as_os_str() == "-" {
         return Err(fail("standard output is not written to, give a file".into()));
     }
-    // Behind a link the file itself is replaced, as a plain write would do.
+    // Behind a link the file itself is replaced, as a plain write would do. Renaming onto a link that
+    // leads nowhere would replace the link.
+    if path.is_symlink() && !path.exists() {
+        return Err(fail("is a link that leads to no file, expected a file to write".into()));
+    }
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let kind = std::fs::metadata(&path);
     if let Ok(kind) = &kind {

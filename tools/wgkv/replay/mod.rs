@@ -30,7 +30,8 @@ pub fn run(args: &ReplayArgs, common: &Common) -> Result<(), Fail> {
         return Err(Fail::input(message).at(source.name()));
     };
     let pair = Pair::read(&mut source, *layer, names)?;
-    let ops = ops::read(&args.ops, pair.k.tokens)?;
+    let token_bytes = 2 * pair.k.rows() as u64 * (pair.k.head_dim + pair.v.head_dim) as u64;
+    let ops = ops::read(&args.ops, pair.k.tokens, token_bytes)?;
     let rows = Rows::new(&source.name(), pair)?;
     let mut output = Output::create(&args.out.output, &[&args.input, &args.ops])?;
     let config = rows.config(&spec)?;

@@ -1,6 +1,6 @@
 //! The list of operations of a replay, read and checked before anything is done.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
@@ -12,6 +12,12 @@ pub const MAIN: &str = "main";
 
 /// Largest list that is read, in bytes.
 const MAX_BYTES: u64 = 1 << 26;
+
+/// Most steps of a list.
+const MAX_STEPS: usize = 100_000;
+
+/// Most bytes of keys and values that all steps together write.
+const MAX_WRITTEN: u64 = 1 << 32;
 
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,12 +55,13 @@ impl Op {
     }
 }
 
-/// Reads a list of operations and checks that every step can be done with `rows` token rows.
-pub fn read(path: &Path, rows: usize) -> Result<Vec<Op>, Fail> {
+/// Reads a list of operations and checks that every step can be done with so many tokens, of so many
+/// bytes as they are written.
+pub fn read(path: &Path, tokens: usize, token_bytes: u64) -> Result<Vec<Op>, Fail> {
     let name = shown(&path.display().to_string());
     load(path)
         .and_then(|text| parse(&text))
-        .and_then(|ops| check(&ops, rows).map(|()| ops))
+        .and_then(|ops| check(&ops, tokens, token_bytes).map(|()| ops))
         .map_err(|why| Fail::input(why).at(name))
 }
 
@@ -116,41 +123,56 @@ fn one(value: &Value) -> Result<Op, String> {
 }
 
 /// Walks through the steps with names and counts alone.
-fn check(ops: &[Op], rows: usize) -> Result<(), String> {
-    let mut there = BTreeSet::from([MAIN]);
+fn check(ops: &[Op], tokens: usize, token_bytes: u64) -> Result<(), String> {
+    if ops.len() > MAX_STEPS {
+        return Err(format!("holds {} steps, more than {MAX_STEPS}", ops.len()));
+    }
+    // Tokens of each cache.
+    let mut there = BTreeMap::from([(MAIN, 0usize)]);
     let mut current = Some(MAIN);
-    let mut read = 0usize;
+    let (mut read, mut written) = (0usize, 0u64);
     for (step, op) in ops.iter().enumerate() {
         let fail = |why: String| Err(format!("step {step}: {why}"));
         let missing = |name: &str| format!("there is no cache named {}", shown(name));
         if current.is_none() && !matches!(op, Op::Use(_) | Op::Free(_)) {
             return fail("the cache in use was freed".into());
         }
+        let held = current.and_then(|name| there.get(name)).copied().unwrap_or(0);
         match op {
             Op::Append(n) => {
-                if *n > rows - read {
-                    return fail(format!("append of {n} tokens, {} are unread", rows - read));
+                if *n > tokens - read {
+                    return fail(format!("append of {n} tokens, {} are unread", tokens - read));
                 }
                 read += n;
+                there.extend(current.map(|name| (name, held + n)));
             }
-            Op::Trim(_) => {}
+            Op::Trim(n) => there.extend(current.map(|name| (name, held.saturating_sub(*n)))),
             Op::Fork(name) => {
-                if !there.insert(name) {
+                if there.insert(name, held).is_some() {
                     return fail(format!("there is a cache named {} already", shown(name)));
                 }
             }
             Op::Use(name) => {
-                if !there.contains(name.as_str()) {
+                if !there.contains_key(name.as_str()) {
                     return fail(missing(name));
                 }
                 current = Some(name);
             }
             Op::Free(name) => {
-                if !there.remove(name.as_str()) {
+                if there.remove(name.as_str()).is_none() {
                     return fail(missing(name));
                 }
                 current = current.filter(|current| current != name);
             }
+        }
+        // A step keeps no more in memory than it writes: all that the cache in use holds.
+        let held = current.and_then(|name| there.get(name)).copied().unwrap_or(0);
+        written = written.saturating_add((held as u64).saturating_mul(token_bytes));
+        if written > MAX_WRITTEN {
+            return fail(format!(
+                "this and the steps before write {written} bytes of keys and values, more than \
+                 {MAX_WRITTEN}: each writes all that the cache in use holds"
+            ));
         }
     }
     Ok(())
@@ -161,7 +183,7 @@ mod tests {
     use super::*;
 
     fn refused(text: &str, rows: usize) -> String {
-        parse(text).and_then(|ops| check(&ops, rows)).unwrap_err()
+        parse(text).and_then(|ops| check(&ops, rows, 1)).unwrap_err()
     }
 
     #[test]
@@ -170,7 +192,7 @@ mod tests {
         let ops = parse(text).unwrap();
         let verbs: Vec<_> = ops.iter().map(Op::verb).collect();
         assert_eq!(verbs, ["append", "fork", "use", "trim", "free"]);
-        assert_eq!(check(&ops, 3), Ok(()));
+        assert_eq!(check(&ops, 3, 1), Ok(()));
     }
 
     #[test]
@@ -193,5 +215,21 @@ mod tests {
             let got = refused(text, 10);
             assert!(got.starts_with(why), "{text}: {got}");
         }
+    }
+
+    #[test]
+    fn refuses_more_steps_and_bytes_than_it_would_hold() {
+        let mut ops = vec![Op::Append(1000)];
+        ops.extend((0..15).map(|i| Op::Fork(i.to_string())));
+        let token_bytes = MAX_WRITTEN / 16_000;
+        assert_eq!(check(&ops, 1000, token_bytes), Ok(()));
+        // Nothing is written of an empty cache.
+        ops.extend([Op::Trim(1000), Op::Use("0".into())]);
+        let why = check(&ops, 1000, token_bytes).unwrap_err();
+        assert!(why.starts_with("step 17: this and the steps before write 456"), "{why}");
+        ops.truncate(17);
+        assert_eq!(check(&ops, 1000, token_bytes), Ok(()));
+        let many = vec![Op::Append(0); MAX_STEPS + 1];
+        assert_eq!(check(&many, 0, 1).unwrap_err(), "holds 100001 steps, more than 100000");
     }
 }

@@ -88,6 +88,8 @@ pub struct Case {
     pub adaptive: Option<bool>,
     /// Whether heads are long and short by turns, 4 to 1, with as many tokens in all.
     pub ragged: Option<bool>,
+    /// Whether the pages were filled a token at a time and not by a prompt.
+    pub stepped: Option<bool>,
     /// Tokens that stay in a row.
     pub kept: Option<usize>,
 }
@@ -190,6 +192,7 @@ impl Case {
             ("kept", json!(self.kept)),
             ("adaptive", json!(self.adaptive)),
             ("ragged", json!(self.ragged)),
+            ("stepped", json!(self.stepped)),
         ]
     }
 
@@ -212,6 +215,9 @@ impl Case {
         }
         if self.ragged == Some(true) {
             name += " ragged";
+        }
+        if self.stepped == Some(true) {
+            name += " stepped";
         }
         if let Some(group) = self.group {
             name += &format!(" x{group}");

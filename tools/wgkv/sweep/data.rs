@@ -1,6 +1,7 @@
 //! The data of a shape, and what the CPU path makes of it.
 
 use half::f16;
+use rayon::prelude::*;
 use wgkv::attention::{AttendConfig, CacheView, PackedView, Queries, cpu as attention};
 use wgkv::nestedkv::{Budget, EvictConfig, cpu as nestedkv};
 use wgkv::nsnquant::{Codebook, Codec, cpu as nsnquant};
@@ -10,7 +11,7 @@ use wgkv::shape::{Elements, Tensor};
 
 use super::case::{Case, Method, Shape};
 use super::pages::HostPages;
-use crate::file::Fail;
+use crate::file::{Fail, room};
 
 /// Keys, values and queries.
 pub struct Data {
@@ -21,16 +22,18 @@ pub struct Data {
 
 /// Reproducible elements, roughly normal; an error where there is no memory for them.
 fn noise(count: usize, seed: u64) -> Result<Vec<f16>, Fail> {
-    let mut elements = Vec::new();
-    elements.try_reserve_exact(count).map_err(|_| no_memory(count))?;
-    let mut state = seed;
-    let mut next = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let parts = [state >> 48, state >> 32 & 0xffff, state >> 16 & 0xffff];
-        parts.iter().sum::<u64>() as f32 / 32768.0 - 3.0
-    };
-    elements.extend((0..count).map(|_| f16::from_f32(next())));
+    let mut elements = room(count).map_err(|_| no_memory(count))?;
+    elements.resize(count, f16::ZERO);
+    elements.par_chunks_mut(1 << 16).enumerate().for_each(|(at, part)| {
+        let mut state = ((at as u64) << 8 | seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        for element in part {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let parts = [state >> 48, state >> 32 & 0xffff, state >> 16 & 0xffff];
+            *element = f16::from_f32(parts.iter().sum::<u64>() as f32 / 32768.0 - 3.0);
+        }
+    });
     Ok(elements)
 }
 
@@ -42,9 +45,7 @@ impl Data {
     pub fn new(shape: Shape) -> Result<Self, Fail> {
         let count = shape.elements();
         // Only a trial, before anything is filled: two more of each for copies and answers.
-        let mut room = Vec::<[f16; 6]>::new();
-        room.try_reserve_exact(count).map_err(|_| no_memory(count))?;
-        drop(room);
+        room::<[f16; 6]>(count).map_err(|_| no_memory(count))?;
         Ok(Self { shape, keys: noise(count, 1)?, values: noise(count, 2)? })
     }
 
@@ -215,7 +216,14 @@ pub fn apart(case: &Case, got: &Answer, want: &Answer) -> (f64, f64) {
             }
             let error = both().map(|(a, b)| (a - b).powi(2)).sum::<f64>();
             let size = both().map(|(_, b)| b.powi(2)).sum::<f64>();
-            ((error / size.max(f64::MIN_POSITIVE)).sqrt(), 2e-3)
+            // Keys and values are packed on each path, and a code whose distances are nearly equal may go
+            // either way: then one piece of one token differs by up to the norm of a piece, which is up
+            // to 4 / sqrt(elements) of the outputs.
+            let codes = match case.method {
+                Method::AttendRaw => 0.0,
+                _ => 4.0 / (case.shape.elements() as f64).sqrt(),
+            };
+            ((error / size.max(f64::MIN_POSITIVE)).sqrt(), 2e-3 + codes)
         }
         (Answer::Words(got), Answer::Words(want)) if got.len() == want.len() => {
             let differ = match case.method {

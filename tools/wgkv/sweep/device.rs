@@ -1,5 +1,8 @@
 //! Cases on a GPU.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use half::f16;
 use wgkv::attention::AttendConfig;
 use wgkv::attention::gpu::{DeviceCacheView, DevicePackedView, DeviceQueries, attend};
@@ -43,13 +46,17 @@ pub struct Loaded<'a> {
     values: wgpu::Buffer,
     offsets: wgpu::Buffer,
     scores: Option<wgpu::Buffer>,
+    /// Pages that were filled, by what is done but for the queries.
+    filled: RefCell<Vec<(String, Pages)>>,
 }
+
+type Pages = Rc<RefCell<DevicePages>>;
 
 /// What a case reads beside the data of its shape.
 pub struct Prepared {
     words: Vec<wgpu::Buffer>,
     codecs: Option<[DeviceCodec; 2]>,
-    pages: Option<DevicePages>,
+    pages: Option<Pages>,
 }
 
 impl<'a> Loaded<'a> {
@@ -63,6 +70,7 @@ impl<'a> Loaded<'a> {
             values: upload(&data.values)?,
             offsets: gpu.context.upload("sweep offsets", bytemuck::cast_slice(&offsets))?,
             scores: None,
+            filled: RefCell::default(),
         };
         if scored {
             let mut scores = None;
@@ -134,12 +142,25 @@ impl<'a> Loaded<'a> {
                 prepared.words =
                     vec![self.gpu.context.upload("queries", bytemuck::cast_slice(&queries))?];
                 if case.method == Method::AttendPaged {
-                    prepared.pages = Some(DevicePages::new(self.gpu, data, case)?);
+                    prepared.pages = Some(self.pages(data, case)?);
                 }
             }
             Method::Score | Method::Keep | Method::Evict => {}
         }
         Ok(prepared)
+    }
+
+    /// Pages for a case; those of another number of query heads serve too.
+    fn pages(&self, data: &Data, case: &Case) -> Result<Pages, Fail> {
+        let kind = Case { group: None, ..case.clone() }.kind();
+        let name = format!("{kind} {:?}", case.pages_of.and_then(|packing| packing.preset));
+        let mut filled = self.filled.borrow_mut();
+        if let Some((_, pages)) = filled.iter().find(|(other, _)| *other == name) {
+            return Ok(pages.clone());
+        }
+        let pages = Rc::new(RefCell::new(DevicePages::new(self.gpu, data, case)?));
+        filled.push((name, pages.clone()));
+        Ok(pages)
     }
 
     /// The scores that selections read.
@@ -179,7 +200,7 @@ impl<'a> Loaded<'a> {
         &self,
         rec: &mut Recorder<'_>,
         case: &Case,
-        prepared: &mut Prepared,
+        prepared: &Prepared,
     ) -> wgkv::Result<wgpu::Buffer> {
         let Shape { batch, heads, dim, tokens } = self.shape;
         let rows = self.shape.rows();
@@ -216,8 +237,8 @@ impl<'a> Loaded<'a> {
                     tokens: 1,
                     head_dim: dim,
                 };
-                if let Some(pages) = &mut prepared.pages {
-                    return Ok(pages.attend(rec, &queries)?.out);
+                if let Some(pages) = &prepared.pages {
+                    return Ok(pages.borrow_mut().attend(rec, &queries)?.out);
                 }
                 let packed = codecs.as_ref().map(|[keys, values]| DevicePackedView {
                     keys,
@@ -254,7 +275,7 @@ impl<'a> Loaded<'a> {
     pub fn time(
         &self,
         case: &Case,
-        prepared: &mut Prepared,
+        prepared: &Prepared,
         stages: bool,
     ) -> Result<(Vec<Span>, u64), Fail> {
         let mut dispatches = 0;
@@ -272,7 +293,7 @@ impl<'a> Loaded<'a> {
     }
 
     /// Runs a case once and brings its answer back.
-    pub fn answer(&self, case: &Case, prepared: &mut Prepared) -> Result<Answer, Fail> {
+    pub fn answer(&self, case: &Case, prepared: &Prepared) -> Result<Answer, Fail> {
         let mut bytes = self.gpu.run(|rec| {
             let buffer = self.record(rec, case, prepared)?;
             Ok(vec![rec.read_back(Slice::all(&buffer))?])

@@ -25,7 +25,7 @@ use case::{Case, Packing, Shape};
 use data::Data;
 use device::{Copy, Loaded, Prepared};
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct SweepArgs {
     /// What to time: score, select, compact, keep, evict, encode, attend-raw, attend-packed,
     /// attend-paged [default: all but keep and attend-paged]
@@ -54,25 +54,24 @@ pub struct SweepArgs {
     /// Tokens of a row
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1024,4096")]
     pub tokens: Vec<usize>,
-    /// Tokens that are packed together
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64", hide = true)]
+    /// Tokens that are packed together, presets aside [default: 64]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', hide = true)]
     pub chunk: Vec<usize>,
-    /// Code bits per value
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2")]
+    /// Presets by their bits an element [default: 2.75 without --bits and --profile]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub presets: Vec<f64>,
+    /// Code bits a value [default: 2 with --profile]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub bits: Vec<u32>,
-    /// Forms of the codes: compat, tuned, paper
+    /// Forms of the codes: compat, tuned, paper [default: compat with --bits]
     #[arg(
         long,
         value_enum,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "compat",
         hide_possible_values = true
     )]
     pub profile: Vec<Profile>,
-    /// Presets by their bits an element, beside those of --bits
-    #[arg(long, value_name = "LIST", value_delimiter = ',', hide = true)]
-    pub presets: Vec<f64>,
     /// Use nothing that WebGPU does not promise: no optional features, 16 KiB of workgroup memory
     #[arg(long, conflicts_with = "beside_baseline", hide = true)]
     pub baseline: bool,
@@ -88,6 +87,9 @@ pub struct SweepArgs {
     /// Time attention on pages with long and short heads by turns too, 4 to 1, of as many tokens in all
     #[arg(long, hide = true)]
     pub ragged: bool,
+    /// Time attention on pages that were filled a token at a time too
+    #[arg(long, hide = true)]
+    pub stepped: bool,
     /// Timed runs of each case; the median counts
     #[arg(long, value_name = "N", default_value_t = 20, hide = true)]
     pub repeats: usize,
@@ -122,12 +124,14 @@ pub struct Line {
     best: Option<f64>,
     /// What the same takes with even heads, where these are not.
     even: Option<f64>,
+    /// What the same takes after a prompt, where tokens came one at a time.
+    prompt: Option<f64>,
 }
 
 impl Line {
     /// How much longer this takes than others in the same run.
-    fn ratios(&self) -> [(&'static str, Option<f64>); 2] {
-        [("of_best", self.best), ("of_even", self.even)]
+    fn ratios(&self) -> [(&'static str, Option<f64>); 3] {
+        [("of_best", self.best), ("of_even", self.even), ("of_prompt", self.prompt)]
             .map(|(name, other)| (name, other.map(|other| self.median / other)))
     }
 
@@ -165,6 +169,28 @@ impl Line {
     }
 }
 
+impl SweepArgs {
+    /// With what is packed where the options do not say it, as in other verbs: the default preset, and what
+    /// scripts expect where bits are named alone.
+    fn settled(&self) -> Self {
+        let mut args = self.clone();
+        let named = !(args.bits.is_empty() && args.chunk.is_empty());
+        if named && args.profile.is_empty() {
+            args.profile = vec![Profile::Compat];
+        }
+        if args.profile.is_empty() && args.presets.is_empty() {
+            args.presets = vec![2.75];
+        }
+        if args.bits.is_empty() {
+            args.bits = vec![2];
+        }
+        if args.chunk.is_empty() {
+            args.chunk = vec![64];
+        }
+        args
+    }
+}
+
 /// What a pool keeps raw by default, and packs in this way.
 fn rules(profile: Scheme, bits: Bits, chunk: usize) -> Preset {
     let mut rules = Preset::default();
@@ -198,7 +224,7 @@ fn packings(args: &SweepArgs, dim: usize) -> Result<Vec<Packing>, Fail> {
     }
     for &bits in &args.presets {
         let preset = Preset::for_bits(bits).map_err(|e| Fail::from(e).at("--presets"))?;
-        let [keys, values] = preset.layouts(dim, dim)?;
+        let [keys, values] = preset.layouts(dim, dim).map_err(|e| Fail::from(e).at("--dim"))?;
         packings.push(Packing {
             keys: layout(preset.profile.key_scheme(preset.k_bits), keys.chunk())?,
             values,
@@ -219,6 +245,7 @@ fn cases(args: &SweepArgs, shape: Shape) -> Result<Vec<Case>, Fail> {
         pages_of: None,
         adaptive: None,
         ragged: None,
+        stepped: None,
         kept: None,
     };
     let kept = ((shape.tokens as f64 * args.keep) as usize).max(1);
@@ -255,9 +282,13 @@ fn cases(args: &SweepArgs, shape: Shape) -> Result<Vec<Case>, Fail> {
                     for &group in &args.group {
                         let (group, pages_of) = (Some(group), Some(pages));
                         let case = Case { group, pages_of, ..case.clone() };
-                        cases.push(Case { ragged: Some(false), ..case.clone() });
+                        let case = Case { ragged: Some(false), stepped: Some(false), ..case };
+                        cases.push(case.clone());
                         if args.ragged {
-                            cases.push(Case { ragged: Some(true), ..case });
+                            cases.push(Case { ragged: Some(true), ..case.clone() });
+                        }
+                        if args.stepped {
+                            cases.push(Case { stepped: Some(true), ..case });
                         }
                     }
                 }
@@ -299,14 +330,14 @@ struct Job<'a, 'b> {
 impl Job<'_, '_> {
     /// Runs it once; the time of the whole, and those of its kernels if they are asked for.
     fn time(&mut self, stages: bool) -> Result<Vec<Span>, Fail> {
-        let (spans, count) = self.loaded.time(&self.case, &mut self.prepared, stages)?;
+        let (spans, count) = self.loaded.time(&self.case, &self.prepared, stages)?;
         self.dispatches = count;
         Ok(spans)
     }
 
     /// How far its answer is from that of the CPU path, and how far it may be.
     fn check(&mut self, data: &Data) -> Result<(f64, f64), Fail> {
-        let got = self.loaded.answer(&self.case, &mut self.prepared)?;
+        let got = self.loaded.answer(&self.case, &self.prepared)?;
         let mut before = data::before(data, &self.case)?;
         if let (data::Before::Scores(scores), Some(on_gpu)) =
             (&mut before, self.loaded.scores_back()?)
@@ -384,6 +415,7 @@ fn on_gpu(
             stages: stages.into_iter().map(|(name, times)| (name, spread(times)[1])).collect(),
             best: None,
             even: None,
+            prompt: None,
             case: job.case,
         });
         bar.inc(1);
@@ -393,17 +425,20 @@ fn on_gpu(
 
 /// Puts the cases of a shape beside each other that differ in one thing alone.
 fn compare(lines: &mut [Line]) {
-    let key =
-        |line: &Line, baseline, ragged| (Case { ragged, ..line.case.clone() }.kind(), baseline);
-    let own: Vec<_> = lines.iter().map(|line| key(line, line.baseline, line.case.ragged)).collect();
+    let key = |case: Case, baseline| (case.kind(), baseline);
+    let own: Vec<_> = lines.iter().map(|line| key(line.case.clone(), line.baseline)).collect();
     let medians: Vec<f64> = lines.iter().map(|line| line.median).collect();
     let find = |key: &(String, bool)| Some(medians[own.iter().position(|own| own == key)?]);
     for line in lines {
+        let case = || line.case.clone();
         if line.baseline {
-            line.best = find(&key(line, false, line.case.ragged));
+            line.best = find(&key(case(), false));
         }
         if line.case.ragged == Some(true) {
-            line.even = find(&key(line, line.baseline, Some(false)));
+            line.even = find(&key(Case { ragged: Some(false), ..case() }, line.baseline));
+        }
+        if line.case.stepped == Some(true) {
+            line.prompt = find(&key(Case { stepped: Some(false), ..case() }, line.baseline));
         }
     }
 }
@@ -446,6 +481,7 @@ fn on_cpu(
             stages: Vec::new(),
             best: None,
             even: None,
+            prompt: None,
         });
         bar.inc(1);
     }
@@ -454,6 +490,7 @@ fn on_cpu(
 
 /// `sweep`.
 pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
+    let args = &args.settled();
     let shapes = shapes::shapes(args)?
         .into_iter()
         .map(|shape| Ok((shape, cases(args, shape)?)))
@@ -533,7 +570,11 @@ fn report(lines: &[Line], engine: &str, common: &Common) -> Result<(), Fail> {
             line.checked.map_or_else(|| "-".into(), |checked| format!("{:.1e}", checked.0)),
         ]);
         for (name, ratio) in line.ratios() {
-            let what = if name == "of_best" { "the best of this device" } else { "even heads" };
+            let what = match name {
+                "of_best" => "the best of this device",
+                "of_even" => "even heads",
+                _ => "the same after a prompt",
+            };
             if let Some(ratio) = ratio {
                 rows.push(vec![format!("  {ratio:.3} times {what}")]);
             }
