@@ -84,12 +84,12 @@ params! {
         value_book: u32,
         scaled_at: u32,
         span: u32,
-        span_multiplier: u32,
-        span_shift1: u32,
-        span_shift2: u32,
+        subs: u32,
+        subs_multiplier: u32,
+        subs_shift1: u32,
+        subs_shift2: u32,
         head_dim: u32,
         _pad0: u32,
-        _pad1: u32,
     }
 }
 

@@ -11,20 +11,19 @@ use super::{buffer, requirements};
 use crate::error::Result;
 
 /// What a [`Context`] is made from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct ContextDescriptor<'a> {
     /// A cache that pipelines are made through (Vulkan only); the caller loads and saves it.
     pub pipeline_cache: Option<&'a wgpu::PipelineCache>,
-    /// Whether kernels may use WGSL's products of packed integers, which are faster. A browser that
-    /// has them says so: `navigator.gpu.wgslLanguageFeatures` has `packed_4x8_integer_dot_product`.
-    /// Outside browsers wgpu has them everywhere, and the default is to use them.
+    /// Whether attention over books of bytes (the plain ones of 1 to 3 bits) may multiply integers, which
+    /// is faster (benches/RESULTS.md) and less exact: queries are then rounded to 16 bits of the largest
+    /// channel of each, so that a logit is off by up to 2^-16 of that channel times the sum of the key's
+    /// channels, all without their signs, and by 2^-18 of the product of both norms as a rule. Queries in
+    /// f16 were rounded thirty times as far. Off by default.
+    ///
+    /// In a browser it takes `packed_4x8_integer_dot_product` in
+    /// `navigator.gpu.wgslLanguageFeatures`; outside browsers wgpu has it everywhere.
     pub integer_dots: bool,
-}
-
-impl Default for ContextDescriptor<'_> {
-    fn default() -> Self {
-        Self { pipeline_cache: None, integer_dots: cfg!(not(target_arch = "wasm32")) }
-    }
 }
 
 /// A device and queue of the caller, with the pipelines made for them so far.

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use wgkv::attention::cpu::Attended;
 use wgkv::attention::{Causal, PagedAttend};
 use wgkv::gpu::{Context, ContextDescriptor};
+use wgkv::layout::{Bits, Profile};
 use wgkv::nsnquant::{Pairing, Rope};
 use wgkv::shape::Dtype;
 use wgkv::wgpu;
@@ -262,5 +263,56 @@ fn a_page_of_no_slab_is_left_out() -> wgkv::Result<()> {
     assert_eq!(got.out[2 * 64..], whole.out[2 * 64..]);
     assert_ne!(got.out[..2 * 64], whole.out[..2 * 64]);
     assert!(batch.cpu(&PagedAttend::default()).is_err());
+    Ok(())
+}
+
+/// What [`ContextDescriptor::integer_dots`] allows, in the units of [`Batch::judge`]: the rounding of
+/// queries to 16 bits is 3 * 2^-16 of the product of the norms of query and key at the very most (a largest
+/// channel of 3 times the rest, all roundings of one sign), and this is a sixth of that.
+const INTEGER_SLACK: f64 = 128.0;
+
+/// What a device may have: products of integers, none of them, and the baseline alone.
+fn devices() -> [Context; 3] {
+    let full = support::context().device().limits();
+    let small = wgpu::Limits {
+        max_compute_workgroup_storage_size: wgpu::Limits::default()
+            .max_compute_workgroup_storage_size,
+        ..full.clone()
+    };
+    [(&full, true), (&full, false), (&small, false)].map(|(limits, integer_dots)| {
+        let (device, queue) = support::device(limits);
+        let descriptor = ContextDescriptor { integer_dots, ..ContextDescriptor::default() };
+        Context::new(&device, &queue, &descriptor).expect("a context")
+    })
+}
+
+#[test]
+fn plain_books_answer_alike_with_whatever_the_device_has() -> wgkv::Result<()> {
+    let devices = devices();
+    let rates = [[Bits::Three, Bits::Two], [Bits::Two; 2], [Bits::One; 2], [Bits::One, Bits::Four]];
+    // One, two and four queries together; a chunk that leaves a rest, and one of many lanes.
+    for (rates, group, chunk) in [
+        (rates[0], 1, 64),
+        (rates[0], 4, 64),
+        (rates[1], 1, 100),
+        (rates[1], 8, 64),
+        (rates[2], 2, 600),
+        (rates[2], 4, 64),
+        (rates[3], 3, 6),
+    ] {
+        let schemes = Some(rates.map(|bits| Profile::Tuned.scheme(bits)));
+        let shape = Shape { schemes, chunk, group, ..Shape::simple(128) };
+        let members = [Member { seed: 5, heads: vec![(4, 3, 20), (0, 1, 0)] }];
+        let batch = Batch::new(&shape, &members, 0);
+        let config = PagedAttend::default();
+        let mut kernels = Vec::new();
+        for (device, slack) in devices.iter().zip([INTEGER_SLACK, SLACK, SLACK]) {
+            let (got, _) = batch.gpu_on(device, &config, Ok)?;
+            batch.judge(&got, &config, slack);
+            let built = device.built().into_iter();
+            kernels.push(built.filter(|(name, _)| name.contains("plain")).count());
+        }
+        assert!(kernels.iter().all(|built| *built > 0), "{kernels:?}");
+    }
     Ok(())
 }

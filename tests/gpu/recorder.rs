@@ -178,7 +178,8 @@ fn pipelines_are_made_through_a_cache_that_the_caller_keeps() {
         unsafe { device.create_pipeline_cache(&descriptor) }
     };
     let run = |cache: &wgpu::PipelineCache| {
-        let descriptor = ContextDescriptor { pipeline_cache: Some(cache) };
+        let descriptor =
+            ContextDescriptor { pipeline_cache: Some(cache), ..ContextDescriptor::default() };
         let context = Context::new(&device, &queue, &descriptor).unwrap();
         let buffer = zeros(&context, 2);
         let readback = support::run_on(&context, |recorder| {

@@ -24,15 +24,25 @@ pub struct Gpu {
     fault: Arc<Mutex<Option<String>>>,
 }
 
+/// What of a GPU is made use of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// All that costs no exactness.
+    Full,
+    /// Products of integers, too.
+    Integers,
+    /// What WebGPU promises, but for sizes of buffers and timestamps.
+    Baseline,
+}
+
 impl Engine {
     /// Opens what the options ask for and says on standard error what was taken.
     pub fn open(common: &Common) -> Result<Self, Fail> {
-        Self::open_as(common, false)
+        Self::open_as(common, Kind::Full)
     }
 
-    /// As [`Self::open`]; on a GPU with no more than WebGPU promises, but for sizes of buffers and
-    /// timestamps, if `baseline`.
-    pub fn open_as(common: &Common, baseline: bool) -> Result<Self, Fail> {
+    /// As [`Self::open`], on a GPU with so much of it.
+    pub fn open_as(common: &Common, kind: Kind) -> Result<Self, Fail> {
         if common.backend == Backend::Cpu {
             if common.adapter.is_some() {
                 return Err(Fail::input("--adapter goes with a GPU, not with --backend cpu"));
@@ -50,7 +60,7 @@ impl Engine {
             {
                 continue;
             }
-            match Gpu::open(adapter, baseline) {
+            match Gpu::open(adapter, kind) {
                 Ok(gpu) => {
                     say(&format!("running on {}", describe(&info)));
                     return Ok(Self::Gpu(Box::new(gpu)));
@@ -91,7 +101,8 @@ impl Engine {
 }
 
 impl Gpu {
-    fn open(adapter: &wgpu::Adapter, baseline: bool) -> Result<Self, String> {
+    fn open(adapter: &wgpu::Adapter, kind: Kind) -> Result<Self, String> {
+        let baseline = kind == Kind::Baseline;
         let limits = gpu::required_limits(&adapter.limits());
         let plain = wgpu::Limits {
             max_buffer_size: limits.max_buffer_size,
@@ -122,8 +133,11 @@ impl Gpu {
                 .unwrap_or_else(PoisonError::into_inner)
                 .get_or_insert_with(|| one_line(&error.to_string()));
         }));
-        let context = Context::new(&device, &queue, &ContextDescriptor::default())
-            .map_err(|e| e.to_string())?;
+        let descriptor = ContextDescriptor {
+            integer_dots: kind == Kind::Integers,
+            ..ContextDescriptor::default()
+        };
+        let context = Context::new(&device, &queue, &descriptor).map_err(|e| e.to_string())?;
         Ok(Self { context, info: adapter.get_info(), fault })
     }
 

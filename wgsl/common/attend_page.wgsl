@@ -33,14 +33,16 @@ struct PackedParams {
     value_book: u32,
     // Where the queries times the rows' key scales lie, transformed; 0 where there are none.
     scaled_at: u32,
-    // Tokens of a page that are taken in together, and the division by their number; for plain books.
+    // For plain books: tokens of a page that are taken in together.
     span: u32,
-    span_multiplier: u32,
-    span_shift1: u32,
-    span_shift2: u32,
+    // Lanes that share a page, each with every so many-th of its tokens, and the division by their
+    // number; channels of a key, for loops that compilers are to leave loops.
+    subs: u32,
+    subs_multiplier: u32,
+    subs_shift1: u32,
+    subs_shift2: u32,
     head_dim: u32,
     _pad0: u32,
-    _pad1: u32,
 }
 
 // There are sign bits; scales and means have 4 bits; the mean is in the Hadamard domain; centroids are

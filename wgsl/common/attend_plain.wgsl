@@ -225,7 +225,7 @@ fn plain_four_tokens(first: u32) -> vec4<u32> {
 // The weights of four tokens, `PLAIN_GROUPS` apart, of page `number`; 0 from token `count` on.
 fn plain_four_weights(number: u32, token: u32, count: u32) -> PlainFour {
     let t = plain_four_tokens(token);
-    let first = number * 4u * plain_subs();
+    let first = number * 4u * params.packed.subs;
     if PLAIN_EVEN == 1u {
         return PlainFour(plain_weight[first + t.x], plain_weight[first + t.y],
             plain_weight[first + t.z], plain_weight[first + t.w]);
@@ -309,7 +309,7 @@ fn plain_tables(mine: PlainMine, page: vec4<u32>) {
         let b = grid_parts(packed_key(page, key + 1u));
         let c = grid_parts(packed_value(page, value));
         let d = grid_parts(packed_value(page, value + 1u));
-        for (var i = mine.sub; i < 16u; i += mine.subs) {
+        for (var i = mine.sub; i < 16u; i += params.packed.subs) {
             let at = 64u * mine.page + i;
             plain_scales[at] = grid_scale(a, i);
             plain_scales[at + 16u] = grid_scale(b, i);
@@ -319,22 +319,16 @@ fn plain_tables(mine: PlainMine, page: vec4<u32>) {
     }
 }
 
-// Lanes that share a page, each with every so many-th of its tokens.
-fn plain_subs() -> u32 {
-    return (params.packed.span + 3u) >> 2u;
-}
-
-// A lane's tokens of a page: sub, sub + subs, ... of those at hand.
+// A lane's page among those at hand, and which of the page's tokens are its own: sub, sub + subs, ...
 struct PlainMine {
     page: u32,
     sub: u32,
-    subs: u32,
 }
 
 fn plain_mine(lane: u32) -> PlainMine {
-    let subs = plain_subs();
-    let page = divide_magic(lane, params.packed.span_multiplier, params.packed.span_shift1, params.packed.span_shift2);
-    return PlainMine(page, lane - page * subs, subs);
+    let page = divide_magic(lane, params.packed.subs_multiplier, params.packed.subs_shift1,
+        params.packed.subs_shift2);
+    return PlainMine(page, lane - page * params.packed.subs);
 }
 
 // Codes of both scales of four tokens, a byte each, where they have 4 bits.
@@ -350,7 +344,7 @@ fn plain_key_codes(page: vec4<u32>, first: u32, step: u32, last: u32) -> u32 {
     return plain_pack(a, b, t);
 }
 
-fn plain_value_codes4(page: vec4<u32>, first: u32, step: u32, last: u32) -> u32 {
+fn plain_value_codes_of_four(page: vec4<u32>, first: u32, step: u32, last: u32) -> u32 {
     if !packed_has(packed_value_form(), PACKED_FOUR) {
         return 0u;
     }
@@ -492,10 +486,10 @@ fn plain_mean(sum: Real, number: u32, channel: u32, word: u32) -> Real {
 }
 
 // Adds up what the lanes of a page left in softmax_scratch; lane `number` does for page `number`.
-fn plain_sum(number: u32, filled: u32, subs: u32) -> Real {
+fn plain_sum(number: u32, filled: u32) -> Real {
     var sum = Real(0.0);
     for (var i = 0u; i < filled; i++) {
-        sum += softmax_scratch[number * subs + i];
+        sum += softmax_scratch[number * params.packed.subs + i];
     }
     return sum;
 }
@@ -515,12 +509,12 @@ fn plain_round(
 ) {
     let lane = own.lane;
     let live = mine.page < pages && (flags & PLAIN_SKIP) == 0u;
-    let slot = 4u * mine.page * mine.subs;
+    let slot = 4u * mine.page * params.packed.subs;
     let last = start + count - 1u;
     let words = (HEAD_DIM >> 5u) * KEY_BITS;
-    let key_codes = plain_key_codes(page, start + mine.sub, mine.subs, last);
-    var value_codes = plain_value_codes4(page, start + mine.sub, mine.subs, last);
-    var at = page.x + words * min(start + vec2<u32>(mine.sub, mine.sub + mine.subs), vec2<u32>(last));
+    let key_codes = plain_key_codes(page, start + mine.sub, params.packed.subs, last);
+    var value_codes = plain_value_codes_of_four(page, start + mine.sub, params.packed.subs, last);
+    var at = page.x + words * min(start + vec2<u32>(mine.sub, mine.sub + params.packed.subs), vec2<u32>(last));
     var a = plain_next_words(page.w, at.x);
     var b = plain_next_words(page.w, at.y);
     var part = Real(0.0);
@@ -532,7 +526,7 @@ fn plain_round(
             let value = select(0u, params.packed.value_grid + 2u, packed_has(packed_value_form(), PACKED_FOUR));
             plain_grids[mine.page] = grid_parts(packed_value(page, value));
         }
-        for (var piece = mine.sub; piece < HEAD_DIM / 8u; piece += mine.subs) {
+        for (var piece = mine.sub; piece < HEAD_DIM / 8u; piece += params.packed.subs) {
             let mean = plain_key_means(page, piece);
             part = heads_dot(part, heads_query(PLAIN_MEANS * HEAD_DIM + 8u * piece), mean.low);
             part = heads_dot(part, heads_query(PLAIN_MEANS * HEAD_DIM + 8u * piece + 4u), mean.high);
@@ -541,16 +535,16 @@ fn plain_round(
     softmax_scratch[lane] = part;
     workgroupBarrier();
     if lane < pages {
-        plain_page[lane] = plain_sum(lane, min(mine.subs, HEAD_DIM / 8u), mine.subs);
+        plain_page[lane] = plain_sum(lane, min(params.packed.subs, HEAD_DIM / 8u));
     }
     workgroupBarrier();
 
     var best = Real(SOFTMAX_UNSEEN);
     if live {
         var codes = key_codes;
-        for (var t = mine.sub; t < count; t += 2u * mine.subs) {
-            let next = t + mine.subs;
-            let after = page.x + words * min(start + vec2<u32>(next + mine.subs, next + 2u * mine.subs), vec2<u32>(last));
+        for (var t = mine.sub; t < count; t += 2u * params.packed.subs) {
+            let next = t + params.packed.subs;
+            let after = page.x + words * min(start + vec2<u32>(next + params.packed.subs, next + 2u * params.packed.subs), vec2<u32>(last));
             var sums: PlainSums;
             for (var c = 0u; c < params.packed.head_dim; c += PLAIN_CHANNELS) {
                 at = select(after, at + vec2<u32>(PLAIN_ADVANCE), c + PLAIN_CHANNELS < params.packed.head_dim);
@@ -575,7 +569,7 @@ fn plain_round(
     var weights = (*run).weights * shrink;
     var sum = Real(0.0);
     if live {
-        for (var t = mine.sub; t < count; t += mine.subs) {
+        for (var t = mine.sub; t < count; t += params.packed.subs) {
             let weight = plain_weigh(plain_weight[slot + t], top);
             let scales = plain_value_scales(mine, page, value_codes, start + t);
             value_codes = value_codes >> 8u;
@@ -591,7 +585,7 @@ fn plain_round(
     let mean = plain_mean_word(0u, lane);
     workgroupBarrier();
     if lane < pages {
-        plain_page[lane] = plain_sum(lane, mine.subs, mine.subs);
+        plain_page[lane] = plain_sum(lane, params.packed.subs);
     }
     (*run).low = attend_shrink((*run).low, shrink);
     (*run).high = attend_shrink((*run).high, shrink);

@@ -108,10 +108,12 @@ impl Shape {
         self.chunk.min(TOKENS * self.lanes)
     }
 
-    /// Whether the lanes take every span in steps of as many tokens.
+    /// Whether the lanes, all of them, take every span in steps of as many tokens.
     fn even(&self) -> bool {
-        let groups = (self.lanes / (self.head_dims[1] / PART)).max(1);
-        self.span().is_multiple_of(TOKENS * groups) && self.chunk.is_multiple_of(self.span())
+        let parts = self.head_dims[1] / PART;
+        let groups = (self.lanes / parts).max(1);
+        let spans = self.span().is_multiple_of(TOKENS * groups);
+        spans && groups * parts == self.lanes && self.chunk.is_multiple_of(self.span())
     }
 
     /// Pages that are taken in together.
@@ -149,6 +151,11 @@ impl Shape {
         parts.iter().map(|bytes| bytes.next_multiple_of(16)).sum()
     }
 
+    /// The memory of the devices that it is for.
+    fn room(&self) -> usize {
+        if self.memory() > BASELINE { STORAGE } else { BASELINE }
+    }
+
     /// The variant, with the constants that the kernel wants beside those of `wgsl/common/attend_plain.wgsl`.
     pub(super) fn variant(&self, own: &[(&'static str, u32)]) -> Variant {
         let mut constants = vec![
@@ -161,6 +168,8 @@ impl Shape {
             ("KEY_FORM", self.forms[0]),
             ("VALUE_FORM", self.forms[1]),
             ("PLAIN_PAGES", self.pages() as u32),
+            // For those who check what variants take.
+            ("PLAIN_STORAGE", self.room() as u32),
             ("PLAIN_EVEN", u32::from(self.even())),
             ("VALUE_DIM", self.head_dims[1] as u32),
         ];
@@ -170,12 +179,15 @@ impl Shape {
 
     /// What kernels are told of the pages, beside what others are told.
     pub(super) fn params(&self, common: PackedPageParams) -> PackedPageParams {
-        let by_lanes = Magic::of(self.span().div_ceil(TOKENS));
+        // Loops step by it.
+        let subs = self.span().div_ceil(TOKENS).max(1);
+        let by_subs = Magic::of(subs);
         PackedPageParams {
             span: self.span() as u32,
-            span_multiplier: by_lanes.multiplier,
-            span_shift1: by_lanes.shift1,
-            span_shift2: by_lanes.shift2,
+            subs: subs as u32,
+            subs_multiplier: by_subs.multiplier,
+            subs_shift1: by_subs.shift1,
+            subs_shift2: by_subs.shift2,
             ..common
         }
     }

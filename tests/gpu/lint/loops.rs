@@ -12,7 +12,7 @@ use naga::{
 
 /// Parameters that loops step by; the host never makes them 0 (`src/attention/gpu/block.rs`,
 /// `src/attention/gpu/plain.rs`).
-const STEPS: [&str; 2] = ["groups", "span"];
+const STEPS: [&str; 3] = ["groups", "span", "subs"];
 
 /// The largest step.
 const MAX_STEP: u32 = 1 << 12;

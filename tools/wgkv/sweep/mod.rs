@@ -17,7 +17,7 @@ use wgkv::gpu::Span;
 use wgkv::layout::{Bits, PageLayout, Preset, Profile as Scheme};
 
 use crate::args::{Common, Profile};
-use crate::engine::{Engine, Gpu};
+use crate::engine::{Engine, Gpu, Kind};
 use crate::file::{Fail, make_folder, try_place, write_whole};
 use crate::report::{print, progress, table};
 pub use case::Method;
@@ -75,6 +75,9 @@ pub struct SweepArgs {
     /// Use nothing that WebGPU does not promise: no optional features, 16 KiB of workgroup memory
     #[arg(long, conflicts_with = "beside_baseline", hide = true)]
     pub baseline: bool,
+    /// Let attention multiply integers where books are bytes: faster, a little less exact
+    #[arg(long, conflicts_with = "baseline", hide = true)]
+    pub integer_dots: bool,
     /// Time every case with and without what WebGPU does not promise, by turns, and print the ratio
     #[arg(long, hide = true)]
     pub beside_baseline: bool,
@@ -502,9 +505,14 @@ pub fn run(args: &SweepArgs, common: &Common) -> Result<(), Fail> {
             try_place(&folder.join(name), &[])?;
         }
     }
-    let engine = Engine::open_as(common, args.baseline)?;
+    let kind = match (args.baseline, args.integer_dots) {
+        (true, _) => Kind::Baseline,
+        (_, true) => Kind::Integers,
+        _ => Kind::Full,
+    };
+    let engine = Engine::open_as(common, kind)?;
     let second = match &engine {
-        Engine::Gpu(_) if args.beside_baseline => Some(Engine::open_as(common, true)?),
+        Engine::Gpu(_) if args.beside_baseline => Some(Engine::open_as(common, Kind::Baseline)?),
         _ => None,
     };
     let mut gpus = Vec::new();
