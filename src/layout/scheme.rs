@@ -9,7 +9,7 @@ pub enum Gain {
     #[default]
     TokenNorm,
     /// The stored scale is `s2 (y.y) / (y.c)`, so that the error is orthogonal to the token y and
-    /// dot products with it are unbiased (arXiv 2505.18231, section 3.3). Free norms need it.
+    /// dot products with it are unbiased (the scale adjustment of arXiv 2505.18231). Free norms need it.
     Unbiased,
     /// The stored scale is `s2 |y| / |c|`: the decoded token has the norm of the token. Better for keys,
     /// the more the fewer bits they have: attention takes exponentials of their products, in which the

@@ -6,16 +6,16 @@ use crate::shape::next_multiple;
 /// Largest magnitude of `beta`, `tau` and `kappa`: beyond it the exponentials of f32 say nothing.
 const MAX_GAIN: f32 = 1e6;
 
-/// Constants of the score (paper, Appendix A).
+/// Constants of the score (arXiv 2605.26678, appendix A).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScoreConfig {
-    /// Tokens of the trailing window, itself included; at least 1. Default 64.
+    /// Tokens of the trailing window (step 2), itself included; at least 1. Default 64.
     pub window: u32,
-    /// Weight of a scale's gap in the blend. Default 3.
+    /// Weight of a scale's gap in the blend (step 6). Default 3.
     pub beta: f32,
-    /// Surprise at which the gate is half open. Default 0.6.
+    /// Surprise at which the gate is half open (step 8). Default 0.6.
     pub tau: f32,
-    /// Steepness of the gate. Default 10.
+    /// Steepness of the gate (step 8). Default 10.
     pub kappa: f32,
     /// Prior weights of the stable, episodic and current scale, each above 0. Default 0.4, 0.4, 0.2.
     pub prior: [f32; 3],
@@ -98,7 +98,8 @@ pub struct EvictConfig {
     pub budget: Budget,
     /// First tokens of each row, which always stay, even beyond the budget. Default 4.
     pub sinks: u32,
-    /// Share of a row's even budget that the row is sure of when budgets are adaptive. Default 0.2.
+    /// Share of a row's even budget that the row is sure of when budgets are adaptive (appendix A).
+    /// Default 0.2.
     pub safeguard: f64,
 }
 

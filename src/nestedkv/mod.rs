@@ -20,6 +20,13 @@
 //! 8. `alpha = sigmoid(kappa * (surprise - tau))`; the score is `(1 - alpha) * blend + alpha * largest
 //!    scale`.
 //!
+//! # Sources
+//! The anchors and the schedule of block sizes are section 2.2 of arXiv 2605.26678. Its appendix A has the
+//! constants, the centring of the surprise (step 7), budgets shared out over heads
+//! ([`cpu::allocate_head_budgets`]), and that a prompt is scored once, at its end. Sums on a grid
+//! ([`plan::GRID`]), the span that counts as none ([`plan::FLAT_SPAN`]) and the order of ties are this
+//! library's.
+//!
 //! # Non-finite keys
 //! NaN and Inf are read as 0, and a key row that holds one has score -1, below every other score
 //! (those lie in `[0, 1]`), so it is kept only when nothing else is left.

@@ -50,13 +50,13 @@ impl Cut {
     }
 }
 
-/// Tokens of a block of the episodic scale: `min(n, clip(floor(n / 32), 128, 256))` (paper,
-/// section 2.2).
+/// Tokens of a block of the episodic scale: `min(n, clip(floor(n / 32), 128, 256))` (arXiv
+/// 2605.26678, section 2.2).
 pub fn block_size_for(n: usize) -> usize {
     n.min((n / 32).clamp(128, 256))
 }
 
-/// Tokens in the top and the bottom group of a gap: a tenth, halves rounded to even, at least 1.
+/// Tokens in the top and the bottom group of a gap (step 5): a tenth, halves rounded to even, at least 1.
 pub fn group_size(n: usize) -> usize {
     ((n as f64 * 0.1).round_ties_even() as usize).max(1)
 }
@@ -153,7 +153,7 @@ impl KeepPlan {
     }
 }
 
-/// Tokens that each head is sure of, in f64 and in the order that the paper's rule is written:
+/// Tokens that each head is sure of (arXiv 2605.26678, appendix A), in f64 and in the order of the rule:
 /// `trunc(safeguard * (1 - r) * n)` with `r = 1 - total / N`, scaled down together when they exceed
 /// the total. `lengths` repeats `times` times.
 pub fn head_floors(lengths: &[usize], times: usize, total: u64, safeguard: f64) -> Vec<u32> {

@@ -123,7 +123,8 @@ pub(super) fn square_sum(v: &[f32]) -> f32 {
     }
 }
 
-/// Centroids for each rate and family (arXiv 2505.18231, section 4.2).
+/// Centroids for each rate and family (step 5 of [`crate::nsnquant`]): the unit books are of the form of
+/// arXiv 2505.18231, the plain ones this library's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Codebook {
     unit: [Arc<Book>; 2],

@@ -10,7 +10,7 @@ use super::rope::Rope;
 use crate::error::{Error, Result};
 use crate::layout::{Family, Gain, MeanDomain, Metadata, PIECE, PageLayout, Scheme, Vector};
 
-/// Smallest scale of a token: a row of zeros divides by it (arXiv 2505.18231, section 4.1).
+/// Smallest scale of a token: a row of zeros divides by it (steps 1 and 3 of [`crate::nsnquant`]).
 pub(crate) const MIN_SCALE: f32 = 1e-8;
 
 /// A page layout with the book, the Hadamard transform and the choices that go with it.
@@ -38,7 +38,7 @@ impl Codec {
         Ok(Self { layout, codebook, book, hadamard, rope: None })
     }
 
-    /// This codec for keys after a rotary embedding, which it takes off: the mean of a chunk is that
+    /// This codec for keys after a rotary embedding, which it takes off (as arXiv 2505.18231 packs keys): the mean of a chunk is that
     /// of the keys turned back from their positions, and what is left of a key is taken from the mean
     /// turned to its position. So rows need their positions, when they are packed and whenever a page
     /// is read.
@@ -118,7 +118,7 @@ impl Codec {
         &self.hadamard
     }
 
-    /// Looks up token `token` of a page in the Hadamard domain: `out[d]` gets its centroids with
+    /// Step 5 backwards: looks up token `token` of a page in the Hadamard domain: `out[d]` gets its centroids with
     /// their signs, and the gain that they still need comes back: `sqrt(d) / max(|c|, 1e-8)` with
     /// [`Gain::TokenNorm`], else 1. The stored token is `s1 * (s2 * gain * H^T out + o)`.
     ///
@@ -150,7 +150,7 @@ impl Codec {
         }
     }
 
-    /// The scale `s1` of token `token` of a page; 0 for a non-finite one.
+    /// The scale `s1` (step 1) of token `token` of a page; 0 for a non-finite one.
     pub fn s1(&self, page: &[u32], token: usize) -> f32 {
         let stored = self.layout.stored(page, Vector::S1, token);
         match self.scheme().metadata {
@@ -160,7 +160,7 @@ impl Codec {
         }
     }
 
-    /// The scale `s2` of token `token` of a page, with the gain where that is folded in; 0 for a
+    /// The scale `s2` (step 3) of token `token` of a page, with the gain where that is folded in; 0 for a
     /// non-finite one.
     pub fn s2(&self, page: &[u32], token: usize) -> f32 {
         let stored = self.layout.stored(page, Vector::S2, token);
@@ -170,7 +170,7 @@ impl Codec {
         }
     }
 
-    /// The mean `o` of channel `channel` of a page, in the domain in which it is stored; 0 for a
+    /// The mean `o` (step 2) of channel `channel` of a page, in the domain in which it is stored; 0 for a
     /// non-finite one.
     pub fn o(&self, page: &[u32], channel: usize) -> f32 {
         let stored = self.layout.stored(page, Vector::O, channel);

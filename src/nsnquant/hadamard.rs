@@ -37,7 +37,7 @@ pub struct Hadamard {
 }
 
 impl Hadamard {
-    /// The transform of `dim` channels.
+    /// The transform of `dim` channels (step 4 of [`crate::nsnquant`]).
     ///
     /// # Errors
     /// [`crate::Error::HeadDim`] when [`check_head_dim`] refuses `dim`.

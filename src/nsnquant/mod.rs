@@ -5,6 +5,22 @@
 //! codebook, trained on normal samples alone, serves every layer. The chunk stands alone: its page
 //! depends on its own tokens and on nothing else.
 //!
+//! # Steps
+//! A chunk `x` `[r, d]` of one KV head, keys or values. Steps 1 to 5 are those of arXiv 2505.18231
+//! (Normalize, Shift, Normalize, a Hadamard transform, one codebook for all); [`Profile`] says which of a
+//! step's forms is the paper's and which this library's.
+//!
+//! 1. `s1[t] = max(|x_t| / sqrt(d), 1e-8)`; token t is divided by it.
+//! 2. `o[c]` is the mean of channel c over the chunk and is taken off. With a rotary embedding taken off
+//!    ([`Codec::with_rope`], the paper's way with keys) the mean is that of the tokens turned back.
+//!    Key scales ([`KeyScales`], this library's) divide what is left.
+//! 3. `s2[t] = max(|x_t| / sqrt(d), 1e-8)`; token t is divided by it.
+//! 4. `y = H x`, with a normalised Hadamard matrix ([`Hadamard`]).
+//! 5. Pieces of 2 to 8 channels of `y` become the number of the nearest entry `c` of a book ([`Codebook`]).
+//! 6. A gain for the length that this costs goes into `s2` or into decoding ([`Gain`]).
+//!
+//! Decoding is `s1 * (s2 * H^T c + o)`.
+//!
 //! [`cpu`] says what is right; [`gpu`] records the same stages, in the same order of arithmetic.
 //! Scales and means of the two differ by at most one step of f16, and codes only where two choices
 //! are closer than rounding, about 2e-6 before the second division. Rows that hardly differ from the

@@ -2,7 +2,7 @@
 
 use crate::primitives::math::exp;
 
-/// Weights of the three scales from their gaps: `softmax(ln prior + beta * gap)`, and the prior
+/// Step 6: weights of the three scales from their gaps: `softmax(ln prior + beta * gap)`, and the prior
 /// itself for a row of one token.
 pub fn weights(gaps: [f32; 3], beta: f32, prior: [f32; 3], tokens: usize) -> [f32; 3] {
     if tokens <= 1 {
@@ -18,7 +18,7 @@ pub fn weights(gaps: [f32; 3], beta: f32, prior: [f32; 3], tokens: usize) -> [f3
     weights.map(|w| w / sum)
 }
 
-/// Weighted sum of the three scores of each token.
+/// Step 6: weighted sum of the three scores of each token.
 pub fn blend(scales: [&[f32]; 3], weights: [f32; 3], out: &mut [f32]) {
     let [s, e, c] = scales;
     for (((out, s), e), c) in out.iter_mut().zip(s).zip(e).zip(c) {

@@ -6,7 +6,7 @@ use crate::nestedkv::plan::head_floors;
 use crate::primitives::cpu::select::threshold;
 use crate::primitives::order::order_key;
 
-/// Shares `total` tokens out over heads by their scores (paper, Appendix A): each head is sure of
+/// Shares `total` tokens out over heads by their scores (arXiv 2605.26678, appendix A): each head is sure of
 /// its own best `trunc(safeguard * (1 - r) * n)`, the rest goes to the highest scores of all heads.
 /// Equal scores: the lower head, then the lower position; NaN loses to every number. The budgets
 /// add up to `total`, or to all tokens where there are fewer. Heads may differ in length or be

@@ -40,7 +40,7 @@ impl Kept {
 
 /// Selects by scores `[rows, tokens]`: the sinks, then the highest scores, equal scores by position.
 /// A row keeps `max(sinks, min(budget, tokens))`; with adaptive budgets the rows of a sequence do
-/// together, sinks first in the competition.
+/// together, sinks first in the competition (arXiv 2605.26678, appendix A).
 ///
 /// # Errors
 /// As [`EvictConfig::validate`]; [`Error::Length`] for scores that do not fill the shape;
@@ -112,7 +112,7 @@ pub struct Evicted {
 }
 
 /// Scores keys `[rows, tokens, head_dim]`, selects, and gathers keys and values, whose head
-/// dimensions may differ.
+/// dimensions may differ: the job of [`crate::nestedkv`], once at the end of a prompt (arXiv 2605.26678).
 ///
 /// # Errors
 /// As [`keep`] and [`gather`]; [`Error::Mismatch`] when keys and values differ in rows or tokens.

@@ -2,7 +2,7 @@
 
 use crate::primitives::math::exp;
 
-/// Turns the surprise in `out` into scores: `(1 - alpha) * blend + alpha * max(scales)`, with
+/// Step 8: turns the surprise in `out` into scores: `(1 - alpha) * blend + alpha * max(scales)`, with
 /// `alpha = sigmoid(kappa * (surprise - tau))`. Scores stay within 0 and 1.
 pub fn gate(scales: [&[f32]; 3], blend: &[f32], tau: f32, kappa: f32, out: &mut [f32]) {
     let [s, e, c] = scales;

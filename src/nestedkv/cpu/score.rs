@@ -27,7 +27,8 @@ pub struct Scores {
     pub nonfinite: usize,
 }
 
-/// Scores of keys `[rows, tokens, head_dim]`; every row on its own.
+/// Scores of keys `[rows, tokens, head_dim]`; every row on its own: all steps of [`crate::nestedkv`]
+/// (arXiv 2605.26678).
 ///
 /// # Errors
 /// As [`ScoreConfig::validate`].
@@ -118,7 +119,7 @@ fn raw_scales(
 
 /// Stable, episodic and current scores in `[0, 1]` of keys `[tokens, head_dim]` that already have
 /// norm 1 (NaN and Inf read as 0), with blocks of `block_size` tokens and a trailing window of
-/// `window`.
+/// `window`: steps 2 to 4 of [`crate::nestedkv`] (arXiv 2605.26678, section 2.2).
 ///
 /// # Errors
 /// As [`per_scale_anomaly_scores_batched`].
@@ -179,7 +180,8 @@ pub fn head_adaptive_blend(scales: [&[f32]; 3], beta: f32, prior: [f32; 3]) -> R
 }
 
 /// Weighted sums of three scores `[rows, tokens]` in `[0, 1]`, weighed in each row by the gap
-/// between the means of its highest and lowest tenth.
+/// between the means of its highest and lowest tenth: steps 5 and 6 of [`crate::nestedkv`] (arXiv
+/// 2605.26678; constants from its appendix A).
 ///
 /// # Errors
 /// [`Error::Empty`] for no rows; [`Error::Length`] for scores of different or uneven lengths;
@@ -217,7 +219,8 @@ pub fn surprise_gated_score(
 }
 
 /// Scores `[rows, tokens]` from the three scores and their blend: the blend where the scales agree,
-/// the highest of the three where they do not.
+/// the highest of the three where they do not: steps 7 and 8 of [`crate::nestedkv`] (arXiv 2605.26678,
+/// appendix A).
 ///
 /// # Errors
 /// As [`head_adaptive_blend_batched`].

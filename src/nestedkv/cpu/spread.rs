@@ -5,7 +5,7 @@ use crate::primitives::cpu::select::threshold;
 use crate::primitives::math::{min_max, sum_by};
 use crate::primitives::order::order_key;
 
-/// Stretches the scores of a row to `[0, 1]`; a span up to [`FLAT_SPAN`] gives all zeros.
+/// Step 4: stretches the scores of a row to `[0, 1]`; a span up to [`FLAT_SPAN`] gives all zeros.
 pub fn normalise(scores: &mut [f32]) {
     let (low, high) = min_max(scores);
     let span = high - low;
@@ -19,7 +19,7 @@ pub fn normalise(scores: &mut [f32]) {
     }
 }
 
-/// Mean of the highest tenth less mean of the lowest tenth; 0 for no scores.
+/// Step 5: mean of the highest tenth less mean of the lowest tenth; 0 for no scores.
 pub fn gap(scores: &[f32]) -> f32 {
     if scores.is_empty() {
         return 0.0;

@@ -186,7 +186,8 @@ impl NestedKvState {
         Ok(())
     }
 
-    /// Declares the prompt finished: scores all of it, evicts once, and holds what stays as f16.
+    /// Declares the prompt finished: scores all of it, evicts once (arXiv 2605.26678, appendix A), and
+    /// holds what stays as f16.
     /// Does nothing for a prompt of no tokens or one already finished.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use crate::nestedkv::plan::FLAT_SPAN;
 use crate::primitives::math::{min_max, sum_by};
 
-/// Population standard deviation of the three scores of each token.
+/// Step 7: population standard deviation of the three scores of each token.
 pub fn deviation(scales: [&[f32]; 3], out: &mut [f32]) {
     let [s, e, c] = scales;
     for (((out, &s), &e), &c) in out.iter_mut().zip(s).zip(e).zip(c) {
@@ -13,8 +13,8 @@ pub fn deviation(scales: [&[f32]; 3], out: &mut [f32]) {
     }
 }
 
-/// Stretches the deviations of a row to `[0, 1]` and subtracts their mean; `rectify` then cuts
-/// below 0. A span up to [`FLAT_SPAN`] gives all zeros.
+/// Step 7: stretches the deviations of a row to `[0, 1]` and subtracts their mean (arXiv 2605.26678,
+/// appendix A); `rectify` then cuts below 0. A span up to [`FLAT_SPAN`] gives all zeros.
 pub fn centre(deviations: &mut [f32], rectify: bool) {
     let (low, high) = min_max(deviations);
     let span = high - low;

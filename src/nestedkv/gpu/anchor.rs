@@ -55,7 +55,7 @@ pub struct Anchored {
     pub sums: wgpu::Buffer,
 }
 
-/// Records the factors of keys and their sums over runs, in blocks of `block` tokens.
+/// Records the factors of keys (step 1) and their sums over runs, in blocks of `block` tokens.
 ///
 /// # Errors
 /// [`Error::OutOfRange`] for a block of none or more than [`SHORT_SUM`] tokens; as

@@ -93,7 +93,7 @@ pub struct Anomalies {
     pub extremes: wgpu::Buffer,
 }
 
-/// Records the raw scores.
+/// Records the raw scores: step 3 of [`crate::nestedkv`] (arXiv 2605.26678, section 2.2).
 ///
 /// # Errors
 /// [`Error::Empty`] for a block of no tokens; as [`Recorder::dispatch`].

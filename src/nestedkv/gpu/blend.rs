@@ -39,7 +39,7 @@ pub struct Blended {
     pub surprises: wgpu::Buffer,
 }
 
-/// Records the blend and the deviation, and stretches `scales` `[3, rows, tokens]` in place by the
+/// Records the blend (step 6) and the deviation (step 7), and stretches `scales` `[3, rows, tokens]` in place by the
 /// spreads of [`super::spread`].
 ///
 /// # Errors

@@ -83,7 +83,8 @@ pub struct Shared {
     pub thresholds: wgpu::Buffer,
 }
 
-/// Records the budget of every row; those of a sequence add up to `per_sequence`, which must not be more than its tokens.
+/// Records the budget of every row (arXiv 2605.26678, appendix A); those of a sequence add up to
+/// `per_sequence`, which must not be more than its tokens.
 ///
 /// # Errors
 /// [`Error::Empty`] for no rows; [`Error::Length`] for a slice shorter than its shape; [`Error::Mismatch`] for rows that are no

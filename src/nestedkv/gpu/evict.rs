@@ -112,7 +112,8 @@ pub struct DeviceEvicted {
     pub values: Gathered,
 }
 
-/// Records the whole job: scores, selection, copies.
+/// Records the whole job: scores, selection, copies, once at the end of a prompt (arXiv 2605.26678,
+/// appendix A).
 ///
 /// # Errors
 /// As [`score`], [`keep`] and [`gather`]; [`Error::Mismatch`] when keys and values differ in rows or

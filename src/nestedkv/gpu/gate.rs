@@ -41,7 +41,8 @@ pub struct Parts<'a> {
     pub surprises: Slice<'a>,
 }
 
-/// Records the scores `[rows, tokens]` f32.
+/// Records the scores `[rows, tokens]` f32: steps 7 and 8 of [`crate::nestedkv`] (arXiv 2605.26678,
+/// appendix A).
 ///
 /// # Errors
 /// [`crate::Error::OutOfRange`] for sizes beyond 32 bits; as [`Recorder::dispatch`].

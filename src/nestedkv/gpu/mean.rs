@@ -16,7 +16,7 @@ pub(crate) static KERNEL: Kernel = Kernel {
     params: MeanParams::LAYOUT,
 };
 
-/// Records the means `[rows, dim]` f32 from the sums of [`super::anchor`] over `runs` runs of rows of
+/// Records the means of the rows (step 2) `[rows, dim]` f32 from the sums of [`super::anchor`] over `runs` runs of rows of
 /// `tokens` tokens.
 ///
 /// # Errors

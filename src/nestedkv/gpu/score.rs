@@ -19,7 +19,7 @@ pub struct DeviceScores {
     pub factors: wgpu::Buffer,
 }
 
-/// Records the scores of keys.
+/// Records the scores of keys: all steps of [`crate::nestedkv`] (arXiv 2605.26678).
 ///
 /// # Errors
 /// As [`ScoreConfig::validate`]; [`Error::DeviceLimit`] when the keys or a part of the score exceed

@@ -12,7 +12,7 @@ const LIMIT: f32 = 3.4e38;
 /// Unpacks pages `[pages, words]` into token rows `[pages * chunk, head_dim]`:
 /// `s1 * (s2 * H^T c + o)`, with c the token's centroids, at norm sqrt(d) with
 /// [`Gain::TokenNorm`](crate::nsnquant::Gain::TokenNorm). Values beyond f32
-/// saturate at 3.4e38.
+/// saturate at 3.4e38. What [`crate::nsnquant`] says of decoding (arXiv 2505.18231).
 ///
 /// # Errors
 /// [`crate::Error::Length`] when `pages` is no whole number of pages, and for a codec that needs

@@ -14,7 +14,8 @@ use crate::shape::Elements;
 
 /// Packs one page per entry of `starts`: page p holds the token rows `starts[p]` to
 /// `starts[p] + chunk` of `data`, which is a flat list of token rows `[rows, head_dim]`. Chunks may
-/// overlap and come in any order. Returns `[pages, words]`.
+/// overlap and come in any order. Returns `[pages, words]`. Steps 1 to 6 of [`crate::nsnquant`] (arXiv
+/// 2505.18231).
 ///
 /// A non-finite element is read as 0. The scale of a row does not overflow or underflow: it is
 /// taken from the row times a power of two.
@@ -94,7 +95,8 @@ pub struct Analysis {
     pub y: Vec<f32>,
 }
 
-/// Takes the chunk that starts at token row `start` apart without packing it.
+/// Takes the chunk that starts at token row `start` apart without packing it: steps 1 to 4 of
+/// [`crate::nsnquant`].
 ///
 /// # Errors
 /// As [`encode`].

@@ -14,7 +14,8 @@ const NOTHING: f32 = 1e-12;
 
 /// The key scale of one KV head, fixed from the first token rows `[tokens, head_dim]` of it that get
 /// packed: the square root of each channel's root mean square over the first 8 chunks, after every
-/// token is brought to norm sqrt(head_dim) and its chunk's mean is taken off.
+/// token is brought to norm sqrt(head_dim) and its chunk's mean is taken off (steps 1 and 2 of
+/// [`crate::nsnquant`]). Such scales are this library's; arXiv 2505.18231 has none.
 ///
 /// With fewer tokens it is fixed from those that there are, the last chunk being what is left over.
 /// The mean square of a channel counts together with 8 tokens of the average channel, so a few

@@ -7,7 +7,7 @@ use crate::primitives::parallel::map;
 use crate::shape::{Elements, MAX_HEAD_DIM, check_head_dim};
 
 /// Sums over the tokens of each chunk of the squares of each channel, after every token is brought to
-/// norm sqrt(head_dim) and the chunk's mean is taken off: `[chunks, head_dim]`. A chunk is its first
+/// norm sqrt(head_dim) and the chunk's mean is taken off (steps 1 and 2 of [`crate::nsnquant`]): `[chunks, head_dim]`. A chunk is its first
 /// row in `data`, token rows `[rows, head_dim]`, and how many there are of it.
 ///
 /// # Errors

@@ -65,6 +65,7 @@ pub(crate) fn variant_for(codec: &DeviceCodec, scaled: bool) -> Variant {
 /// Records the packing of `pages` chunks: page p of `out` (u32 `[pages, words]`) gets the token rows
 /// `starts[p]` to `starts[p] + chunk` of `data`, a flat list of token rows `[total_rows, head_dim]`.
 /// Chunks may overlap and come in any order; a start past the last whole chunk is read as that one.
+/// Steps 1 to 6 of [`crate::nsnquant`] (arXiv 2505.18231).
 ///
 /// # Errors
 /// [`crate::Error::OutOfRange`] when there are fewer token rows than a chunk holds;
