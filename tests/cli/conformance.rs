@@ -110,3 +110,16 @@ fn doctor_tries_the_adapter_and_says_what_to_do() {
     assert!(cpu["self_test"].is_null());
     assert_eq!(cpu["hints"], serde_json::json!([]));
 }
+
+#[test]
+fn stages_are_listed_without_an_adapter() {
+    let all = wgkv(["conformance", "--list", "--backend", "cpu"]);
+    let some = wgkv(["conformance", "--list", "--stages", "cache,whole", "--backend", "cpu"]);
+    assert_eq!((all.code, some.code), (0, 0), "{}{}", all.stderr, some.stderr);
+    let stages: Vec<&str> = wgkv::conformance::stages().collect();
+    assert_eq!(all.stdout.lines().collect::<Vec<_>>(), stages);
+    let wanted = |name: &&str| name.starts_with("cache/") || name.starts_with("whole/");
+    let expected: Vec<&str> = stages.iter().copied().filter(wanted).collect();
+    assert_eq!(some.stdout.lines().collect::<Vec<_>>(), expected);
+    assert!(!expected.is_empty() && expected.len() < stages.len());
+}
