@@ -249,13 +249,15 @@ fn nsnquant() -> Vec<Planted> {
         text("swapped sign bit", encode, encode, "v >= vec4<f32>(0.0)", "v < vec4<f32>(0.0)")
             .by_variant(1),
         text(
-            "skipped centroid",
+            "skipped centroids",
             encode,
             encode,
-            "best = better8(best, row + 2u, p);",
-            "best = better8(best, row, p);",
+            "max(coarse_two(c, at + 2u), coarse_two(c, at + 3u)),",
+            "max(coarse_two(c, at + 2u), coarse_two(c, at + 2u)),",
         )
         .by_variant(1),
+        text("no slack", encode, encode, "let limit = top - four.slack;", "let limit = top;")
+            .by_variant(1),
         text(
             "lost mean",
             encode,
@@ -274,11 +276,11 @@ fn nsnquant() -> Vec<Planted> {
         .by_variant(1),
         parameter("wrong page", encode, encode, "page_words", less).by_variant(1),
         text(
-            "last of equal centroids",
+            "zeros at the second centroid",
             encode,
             encode,
-            "score8(group + 1u, target_piece) > score8(group, target_piece)",
-            "score8(group + 1u, target_piece) >= score8(group, target_piece)",
+            "return select(found, vec4<u32>(0u), found == vec4<u32>(ROWS));",
+            "return select(found, vec4<u32>(1u), found == vec4<u32>(ROWS));",
         )
         .by_reference(11),
         text(

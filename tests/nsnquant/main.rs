@@ -15,6 +15,7 @@ mod generate;
 mod hadamard;
 mod key_scale;
 mod largest;
+mod nearest;
 mod properties;
 mod schemes;
 mod squares;

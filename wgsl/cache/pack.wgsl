@@ -3,7 +3,8 @@
 // positions too. Pages outside the slabs are ignored. Dispatched by src/cache/gpu/pack.rs; twin
 // src/cache/cpu/pack.rs.
 // One workgroup an entry (from, to, key scale). Needs element.wgsl, hadamard.wgsl, turn.wgsl,
-// grid.wgsl, quantise.wgsl, divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl and encode.wgsl of common.
+// grid.wgsl, quantise.wgsl, divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl, coarse.wgsl and
+// encode.wgsl of common.
 
 struct Params {
     first: u32,
@@ -42,6 +43,10 @@ struct Params {
 // The centroids again, for lanes that read different ones.
 @group(0) @binding(6) var<storage, read> centroids: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read_write> pages: array<u32>;
+
+fn encode_words(word: u32) -> vec4<u32> {
+    return vec4<u32>(data[word], data[word + 1u], data[word + 2u], data[word + 3u]);
+}
 
 fn encode_position(place: u32) -> u32 {
     return data[place];

@@ -1,6 +1,7 @@
 // What both kernels of raw scores share: the products of a key with what the scales compare it with,
 // their sums over the lanes of a token, scores from sums, and the ends of their range. Expects the
-// constant LANE_BITS, params.rows and the binding `extremes`; needs order.wgsl and unit_key.wgsl.
+// constants LANE_BITS and TOKENS (of a team, that are turned to scores together), params.rows and the
+// binding `extremes`; needs order.wgsl and unit_key.wgsl.
 
 // Lanes of a token, 8 channels each, and tokens that a workgroup has in hand at a time.
 const LANES: u32 = 1u << LANE_BITS;
@@ -16,8 +17,8 @@ const LESS: f32 = 2.384185791015625e-7;
 
 // Four tokens of every team: products of its lanes, STRIDE apart.
 var<workgroup> wg_partials: array<vec4<f32>, PARTIALS>;
-// Sums of the four products of 64 tokens of every team.
-var<workgroup> wg_sums: array<f32, 256u * TEAMS>;
+// Sums of the four products of the tokens of every team that are turned to scores together.
+var<workgroup> wg_sums: array<f32, 4u * TOKENS * TEAMS>;
 var<workgroup> wg_ends: array<u32, 384>;
 var<workgroup> wg_best: array<u32, 48>;
 

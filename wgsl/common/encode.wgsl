@@ -4,8 +4,9 @@
 // It goes over the tokens twice, in batches that fill hadamard_data: for s1 and o, then for the rest.
 // A lane owns up to four pieces of a batch, LANES apart from `lane` on.
 // Needs element.wgsl, hadamard.wgsl, turn.wgsl, grid.wgsl, quantise.wgsl, divide.wgsl, rope.wgsl,
-// key_scale.wgsl and nearest.wgsl,
-// encode_position (place) -> u32 for the position of a token row, these bindings: `data` (read),
+// key_scale.wgsl, nearest.wgsl and coarse.wgsl,
+// encode_position (place) -> u32 for the position of a token row, encode_words (word) -> vec4<u32> for
+// four words of the elements, from one on that is a multiple of 4; these bindings:
 // `book` (uniform), `centroids` (read), `key_scales` (read), `pages` (written), `params` with dtype, chunk, sign_offset, s1_offset, s2_offset, o_offset,
 // grid_offset and scale, and the codec's constants (src/nsnquant/gpu/device.rs).
 
@@ -34,28 +35,21 @@ fn batch_token(place: u32) -> u32 {
     return (place * PIECES_MAGIC) >> 16u;
 }
 
-fn read4(index: u32) -> vec4<f32> {
-    if params.dtype == 0u {
-        return element_real(
-            vec4<u32>(data[index], data[index + 1u], data[index + 2u], data[index + 3u]));
-    }
-    return element_four(vec2<u32>(data[index >> 1u], data[(index >> 1u) + 1u]), params.dtype);
-}
-
 fn read_piece(index: u32, live: bool) -> Piece {
     var piece = Piece(vec4<f32>(0.0), vec4<f32>(0.0));
     if live {
-        piece = Piece(read4(index), read4(index + 4u));
+        if params.dtype == 0u {
+            piece = Piece(element_real(encode_words(index)), element_real(encode_words(index + 4u)));
+        } else {
+            let words = encode_words(index >> 1u);
+            piece = Piece(
+                element_four(words.xy, params.dtype), element_four(words.zw, params.dtype));
+        }
     }
     return piece;
 }
 
-// A number of a token divided by its s1, which is at least 1e-8.
-fn divided(value: f32, s1: f32) -> f32 {
-    let shrink = select(1.0, SHRINK, s1 > HUGE);
-    return value * shrink / (s1 * shrink);
-}
-
+// A piece of a token divided by its s1, which is at least 1e-8.
 fn divide_piece(piece: Piece, s1: f32) -> Piece {
     let shrink = select(1.0, SHRINK, s1 > HUGE);
     let divisor = s1 * shrink;
@@ -219,26 +213,25 @@ fn turn_row(lane: u32, back: bool) {
     workgroupBarrier();
 }
 
-// Value `channel` of a token of the batch, divided by its scale and turned back from its position.
-fn still_value(t: u32, channel: u32, row: u32, s1: f32) -> f32 {
-    let value = divided(hadamard_data[turn_value_at(t, channel)], s1);
+// Value `channel` of a token of the batch, turned back from its position.
+fn still_value(t: u32, channel: u32, row: u32) -> f32 {
+    let value = hadamard_data[turn_value_at(t, channel)];
     if ROPE == 0u {
         return value;
     }
     let place = rope_place(channel);
     let turn = rope_turn(place.pair, encode_position(row + t));
-    let other = divided(hadamard_data[turn_value_at(t, place.other)], s1);
-    return rope_back(place, turn, value, other);
+    return rope_back(place, turn, value, hadamard_data[turn_value_at(t, place.other)]);
 }
 
-// Adds tokens `first` to `first + count`, which are in hadamard_data, divided by their scales, to the
-// mean; `row` is the place of the first one's position. To be called by the whole workgroup.
-fn add_means(lane: u32, first: u32, count: u32, row: u32) {
+// Adds `count` tokens, which are in hadamard_data divided by their scales, to the mean; `row` is the
+// place of the first one's position. To be called by the whole workgroup.
+fn add_means(lane: u32, count: u32, row: u32) {
     for (var i = lane; i < HEAD_DIM; i += LANES) {
         let c = turn_channel_of(i);
         var sum = wg_mean[i];
         for (var t = 0u; t < count; t++) {
-            sum += still_value(t, c, row, wg_scale[first + t]);
+            sum += still_value(t, c, row);
         }
         wg_mean[i] = sum;
     }
@@ -286,8 +279,11 @@ fn write_codes(out: u32, at: u32, group: u32) {
     }
 }
 
-// The centred piece, divided by the key scale that starts at a word.
+// The centred piece, divided by the key scale that starts at a word, where there is one.
 fn unscale_piece(piece: Piece, key_scale: u32, channel: u32) -> Piece {
+    if KEY_SCALED == 0u {
+        return piece;
+    }
     return Piece(
         piece.low / key_scale_four(key_scale, channel),
         piece.high / key_scale_four(key_scale, channel + 4u),
@@ -319,6 +315,11 @@ fn place_of(index: u32, count: u32) -> Place {
 
 fn read_place(place: Place, base: u32) -> Piece {
     return read_piece(base + place.token * HEAD_DIM + place.channel, place.live);
+}
+
+// First scale of the token of a piece, in the batch of `count` tokens from `first` on.
+fn own_scale(place: Place, first: u32, count: u32) -> f32 {
+    return wg_scale[first + min(place.token, count - 1u)];
 }
 
 // Leaves a number of a piece for the sum over its token.
@@ -366,70 +367,127 @@ fn scale_tokens(lane: u32, first: u32, count: u32, base: u32) {
     workgroupBarrier();
 }
 
-// Brings the tokens of a batch to hadamard_data. To be called by the whole workgroup.
-fn load_tokens(lane: u32, count: u32, base: u32) {
+// Divides the tokens of a batch, which are in hadamard_data, by their first scales. To be called by the
+// whole workgroup.
+fn divide_tokens(lane: u32, first: u32, count: u32) {
     for (var index = lane; index < 4u * LANES; index += LANES) {
         let place = place_of(index, count);
-        let piece = read_place(place, base);
+        if place.inside {
+            turn_store(index, divide_piece(turn_load(index), own_scale(place, first, count)));
+        }
+    }
+    workgroupBarrier();
+}
+
+// Brings the tokens of a batch, divided by their first scales, to hadamard_data. To be called by the
+// whole workgroup.
+fn load_tokens(lane: u32, first: u32, count: u32, base: u32) {
+    for (var index = lane; index < 4u * LANES; index += LANES) {
+        let place = place_of(index, count);
+        let piece = divide_piece(read_place(place, base), own_scale(place, first, count));
         if place.inside {
             turn_store(index, piece);
         }
     }
     workgroupBarrier();
+}
+
+// The lane's piece `number` of a batch of `count` tokens, divided by its first scale and centred; not
+// centred yet where the mean depends on the position.
+fn centred_piece(lane: u32, number: u32, first: u32, count: u32, base: u32, key_scale: u32) -> Piece {
+    let place = place_of(lane + number * LANES, count);
+    let piece = divide_piece(read_place(place, base), own_scale(place, first, count));
+    if ROPE == 1u {
+        return piece;
+    }
+    let mean = mean_piece(place.channel);
+    return unscale_piece(
+        Piece(piece.low - mean.low, piece.high - mean.high), key_scale, place.channel);
+}
+
+// Takes the means of their positions off the lane's pieces.
+fn centre_turned(lane: u32, p: Four, count: u32, row: u32, key_scale: u32) -> Four {
+    store_inside(place_of(lane, count), p.a);
+    store_inside(place_of(lane + LANES, count), p.b);
+    store_inside(place_of(lane + 2u * LANES, count), p.c);
+    store_inside(place_of(lane + 3u * LANES, count), p.d);
+    workgroupBarrier();
+    take_turned_mean(lane, row, count - 1u);
+    workgroupBarrier();
+    return Four(
+        turned_piece(lane, 0u, count, key_scale),
+        turned_piece(lane, 1u, count, key_scale),
+        turned_piece(lane, 2u, count, key_scale),
+        turned_piece(lane, 3u, count, key_scale),
+    );
+}
+
+fn store_inside(place: Place, piece: Piece) {
+    if place.inside {
+        turn_store(place.index, piece);
+    }
+}
+
+fn turned_piece(lane: u32, number: u32, count: u32, key_scale: u32) -> Piece {
+    let place = place_of(lane + number * LANES, count);
+    return unscale_piece(load_inside(place), key_scale, place.channel);
+}
+
+fn leave_square(place: Place, piece: Piece) {
+    if place.inside {
+        leave(place, square_sum(piece));
+    }
+}
+
+fn store_scaled(place: Place, piece: Piece) {
+    if place.inside {
+        let s2 = bitcast<f32>(wg_token[place.token]);
+        turn_store_first(place.index, Piece(piece.low / s2, piece.high / s2), place.channel);
+    }
 }
 
 // Second scales of the tokens of a batch, whose elements start at `base` and positions at place `row`;
 // the tokens, divided by both scales and centred, go to hadamard_data. To be called by the whole
 // workgroup.
 fn normalise(lane: u32, first: u32, count: u32, base: u32, row: u32, key_scale: u32) {
-    for (var index = lane; index < 4u * LANES; index += LANES) {
-        let place = place_of(index, count);
-        let s1 = wg_scale[first + min(place.token, count - 1u)];
-        var piece = divide_piece(read_place(place, base), s1);
-        if ROPE == 0u {
-            let mean = mean_piece(place.channel);
-            piece = Piece(piece.low - mean.low, piece.high - mean.high);
-        }
-        if place.inside {
-            turn_store(index, piece);
-        }
-    }
+    var p = Four(
+        centred_piece(lane, 0u, first, count, base, key_scale),
+        centred_piece(lane, 1u, first, count, base, key_scale),
+        centred_piece(lane, 2u, first, count, base, key_scale),
+        centred_piece(lane, 3u, first, count, base, key_scale),
+    );
     if ROPE == 1u {
-        workgroupBarrier();
-        take_turned_mean(lane, row, count - 1u);
-        workgroupBarrier();
+        p = centre_turned(lane, p, count, row, key_scale);
     }
-    for (var index = lane; index < 4u * LANES; index += LANES) {
-        let place = place_of(index, count);
-        if place.inside {
-            var piece = turn_load(index);
-            if KEY_SCALED == 1u {
-                piece = unscale_piece(piece, key_scale, place.channel);
-                turn_store(index, piece);
-            }
-            leave(place, square_sum(piece));
-        }
-    }
+    let a = place_of(lane, count);
+    let b = place_of(lane + LANES, count);
+    let c = place_of(lane + 2u * LANES, count);
+    let d = place_of(lane + 3u * LANES, count);
+    leave_square(a, p.a);
+    leave_square(b, p.b);
+    leave_square(c, p.c);
+    leave_square(d, p.d);
     workgroupBarrier();
     for (var t = lane; t < BATCH; t += LANES) {
         wg_token[t] = bitcast<u32>(max(sqrt(token_sum(t) / f32(HEAD_DIM)), MIN_SCALE));
     }
     workgroupBarrier();
-    for (var index = lane; index < 4u * LANES; index += LANES) {
-        let place = place_of(index, count);
-        if place.inside {
-            let s2 = bitcast<f32>(wg_token[place.token]);
-            let piece = turn_load(index);
-            turn_store_first(index, Piece(piece.low / s2, piece.high / s2), place.channel);
-        }
-    }
+    store_scaled(a, p.a);
+    store_scaled(b, p.b);
+    store_scaled(c, p.c);
+    store_scaled(d, p.d);
 }
 
-fn load_turned(place: Place) -> Piece {
+fn load_inside(place: Place) -> Piece {
     var piece = Piece(vec4<f32>(0.0), vec4<f32>(0.0));
     if place.inside {
         piece = turn_load(place.index);
     }
+    return piece;
+}
+
+fn load_turned(place: Place) -> Piece {
+    let piece = load_inside(place);
     return Piece(piece.low * params.scale, piece.high * params.scale);
 }
 
@@ -464,12 +522,17 @@ fn gain_sums(t: u32) -> vec2<f32> {
 // Indices and signs of the pieces of a batch of `count` tokens, and the gain on its second scales. To
 // be called by the whole workgroup.
 fn choose(lane: u32, count: u32) {
-    let found = nearest(Four(
-        load_target(lane, 0u),
-        load_target(lane, 1u),
-        load_target(lane, 2u),
-        load_target(lane, 3u),
-    ));
+    var found = vec4<u32>(0u);
+    if COARSE == 1u {
+        found = coarse_nearest(lane);
+    } else {
+        found = nearest(Four(
+            load_target(lane, 0u),
+            load_target(lane, 1u),
+            load_target(lane, 2u),
+            load_target(lane, 3u),
+        ));
+    }
     for (var number = 0u; number < 4u; number++) {
         let place = place_of(lane + number * LANES, count);
         let low = select(found.x, found.y, number == 1u);
@@ -511,15 +574,16 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32, key_scale:
     for (var first = 0u; first < chunk; first += BATCH) {
         scale_tokens(lane, first, chunk - first, base + first * HEAD_DIM);
         if FORM == FORM_HALF {
-            add_means(lane, first, min(BATCH, chunk - first), row + first);
+            divide_tokens(lane, first, chunk - first);
+            add_means(lane, min(BATCH, chunk - first), row + first);
         }
     }
     if FORM != FORM_HALF {
         // Scales of 4 bits depend on the whole chunk, so the tokens are read once more.
         quantise_scales(lane, chunk, out + params.s1_offset, out + params.grid_offset);
         for (var first = 0u; first < chunk; first += BATCH) {
-            load_tokens(lane, chunk - first, base + first * HEAD_DIM);
-            add_means(lane, first, min(BATCH, chunk - first), row + first);
+            load_tokens(lane, first, chunk - first, base + first * HEAD_DIM);
+            add_means(lane, min(BATCH, chunk - first), row + first);
         }
     }
 

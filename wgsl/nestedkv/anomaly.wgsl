@@ -39,6 +39,8 @@ fn places_of(words: KeyWords, factor: u32) -> Places {
     return places(key_read(words, is_plain(factor)), key_scale(factor));
 }
 
+const TOKENS: u32 = RUN;
+
 @compute @workgroup_size(64)
 fn main(
     @builtin(local_invocation_index) lane: u32,

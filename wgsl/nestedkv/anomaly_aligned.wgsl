@@ -30,8 +30,9 @@ struct Params {
 @group(0) @binding(5) var<storage, read_write> scales: array<f32>;
 @group(0) @binding(6) var<storage, read_write> extremes: array<atomic<u32>>;
 
-// Steps whose sums are turned to scores together.
-const STEPS: u32 = 16u;
+// Steps whose sums are turned to scores together. More take workgroup memory from what waits for keys.
+const STEPS: u32 = 8u;
+const TOKENS: u32 = 4u * STEPS;
 
 @compute @workgroup_size(64)
 fn main(
@@ -184,10 +185,10 @@ fn main(
             }
             workgroupBarrier();
         }
-        for (var index = lane; index < 64u * TEAMS; index += 64u) {
-            let line = index >> 4u;
+        for (var index = lane; index < 4u * STEPS * TEAMS; index += 64u) {
+            let line = index >> 3u;
             let own_block = first_block + (line >> 2u);
-            let token = own_block * params.block + (line & 3u) * RUN + tile + (index & 15u);
+            let token = own_block * params.block + (line & 3u) * RUN + tile + (index & (STEPS - 1u));
             let end = min((own_block + 1u) * params.block, params.tokens);
             if row < params.rows && token < end {
                 let block_length = end - own_block * params.block;

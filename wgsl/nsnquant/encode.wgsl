@@ -2,7 +2,7 @@
 // Packs chunks of token rows [total_rows, d] into pages, as wgsl/common/encode.wgsl does one. Dispatched
 // by src/nsnquant/gpu/encode.rs; twin: src/nsnquant/cpu/encode.rs.
 // One workgroup a page. Needs element.wgsl, hadamard.wgsl, turn.wgsl, grid.wgsl, quantise.wgsl,
-// divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl and encode.wgsl of common.
+// divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl, coarse.wgsl and encode.wgsl of common.
 
 struct Params {
     pages: u32,
@@ -20,7 +20,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> data: array<u32>;
+@group(0) @binding(1) var<storage, read> data: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> starts: array<u32>;
 // Centroids of 8, 4 or 2 channels, one after the other.
 @group(0) @binding(3) var<uniform> book: array<vec4<f32>, BOOK_FOURS>;
@@ -33,6 +33,10 @@ struct Params {
 // The centroids again, for lanes that read different ones.
 @group(0) @binding(8) var<storage, read> centroids: array<vec4<f32>>;
 @group(0) @binding(9) var<storage, read_write> pages: array<u32>;
+
+fn encode_words(word: u32) -> vec4<u32> {
+    return data[word >> 2u];
+}
 
 fn encode_position(place: u32) -> u32 {
     return positions[place];

@@ -1,5 +1,6 @@
 //! A codec on the device, and what its kernels are built with.
 
+use super::coarse;
 use crate::error::{Error, Result};
 use crate::gpu::{Context, Slice, Variant};
 use crate::layout::{Bits, Family, Gain, MeanDomain, Metadata, PIECE, PageLayout, Profile};
@@ -24,10 +25,11 @@ impl DeviceCodec {
     /// Uploads the book of a codec, f32, row by row.
     ///
     /// # Errors
-    /// [`Error::DeviceLimit`] when the device allows no buffer of 8 KiB.
+    /// [`Error::DeviceLimit`] when the device allows no buffer of 11 KiB.
     pub fn new(context: &Context, codec: Codec) -> Result<Self> {
-        let rows = codec.book().values();
-        let book = context.upload_constant("wgkv codebook", bytemuck::cast_slice(rows))?;
+        let mut words: Vec<u32> = codec.book().values().iter().map(|v| v.to_bits()).collect();
+        words.extend(coarse::words(codec.layout(), codec.book()));
+        let book = context.upload_constant("wgkv codebook", bytemuck::cast_slice(&words))?;
         let words = Rope::words(codec.rope(), codec.layout().head_dim());
         let rope = context.upload_constant("wgkv rope", bytemuck::cast_slice(&words))?;
         Ok(Self { codec, book, rope })
@@ -48,7 +50,7 @@ impl DeviceCodec {
         Slice::all(&self.rope)
     }
 
-    /// The codec's book on the device, f32, row by row.
+    /// The codec's book on the device, f32, row by row, and what an encoder has beside it.
     pub fn book(&self) -> &wgpu::Buffer {
         &self.book
     }
@@ -208,7 +210,8 @@ pub(super) fn constants(codec: &Codec, scaled: bool, lanes: u32) -> Vec<(&'stati
         ("WIDTH", layout.width() as u32),
         ("INDEX_BITS", layout.index_bits() as u32),
         ("ROWS", codec.book().rows() as u32),
-        ("BOOK_FOURS", (codec.book().values().len() / 4) as u32),
+        ("BOOK_FOURS", coarse::fours(layout, codec.book())),
+        ("COARSE", flag(coarse::serves(layout))),
         ("CODE_BYTES", (PIECE / layout.width() * layout.index_bits() / 8) as u32),
         ("SIGNS", flag(layout.signs())),
         ("PLAIN", flag(scheme.family == Family::Plain)),

@@ -1,5 +1,6 @@
 //! The stages on the GPU: they record into the caller's encoder and never submit, poll or wait.
 
+mod coarse;
 mod decode;
 mod device;
 mod encode;

@@ -70,8 +70,8 @@ pub fn record(
         row_shift2: division.shift2,
     };
     let rows = rec.context().create("copied rows", parts * 16)?;
+    // A new buffer holds zeros.
     let beyond = rec.context().create("beyond", 4)?;
-    rec.clear(Slice::all(&beyond))?;
     rec.dispatch(
         &KERNEL,
         &Variant::default(),
