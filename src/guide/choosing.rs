@@ -104,7 +104,7 @@
 //! So score keys before their rotary embedding where they can be had; losses of evicting and packing add.
 //!
 //! Raw rows weigh more after an eviction. A head that keeps 512 tokens packs 448 of them by default and
-//! takes 4.4 bits an element; one that keeps fewer than `sinks + recent + chunk` (84) packs nothing. For
+//! takes 4.6 bits an element, positions counted; one that keeps fewer than `sinks + recent + chunk` (84) packs nothing. For
 //! small budgets take a smaller chunk.
 //!
 //! # Time
@@ -112,14 +112,17 @@
 //! Attention reads the packed form, so it reads a sixth of the bytes at the default; how much of that
 //! becomes time depends on the device and on how many query heads share a KV head. An NVIDIA H200, 8 sequences
 //! x 8 KV heads x 32,768 tokens x 128 channels, one query token, against PyTorch's attention on f16 rows in
-//! the same run:
+//! the same run; packed rows side by side, and by [`integer_dots`](crate::gpu::ContextDescriptor::integer_dots):
 //!
-//! | keys and values | 1 query head a KV head | 4 | 8 |
-//! |---|---|---|---|
-//! | 1 bit | 1.5 times as fast | 0.5 | 0.3 |
-//! | 2 bits | 1.3 | 0.5 | 0.3 |
-//! | 3 bits | 1.2 | 0.6 | 0.4 |
-//! | [`Profile::Compat`](crate::layout::Profile::Compat), 2 bits | 0.25 | 0.25 | 0.14 |
+//! | keys and values | 1 query head a KV head | 4 | 8 | the same with integers |
+//! |---|---|---|---|---|
+//! | 1 bit | 1.6 times as fast | 0.86 | 0.48 | 1.75, 0.96, 0.53 |
+//! | 2 bits | 1.4 | 0.85 | 0.47 | 1.7, 0.94, 0.52 |
+//! | 3 bits | 1.5 | 0.80 | 0.45 | 1.6, 0.95, 0.52 |
+//! | [`Profile::Compat`](crate::layout::Profile::Compat), 2 bits | 0.25 | 0.25 | 0.13 | |
+//!
+//! In the pages of a pool, with sinks and tails, whose packed pages lay in two slabs, the default is 0.83, 0.51 and
+//! 0.32 times as fast: `slab_bytes` as large as the device binds makes fewer dispatches.
 //!
 //! ```sh
 //! python3 tools/compare_torch.py wgkv --only attend
@@ -127,7 +130,7 @@
 //!
 //! Keys without their rotary embedding, as [`Profile::Paper`](crate::layout::Profile::Paper) has them, take a
 //! sine and a cosine for each pair of channels and token more. Packing happens once a chunk of each head: a decode
-//! step of 32 layers at the default, 8 sequences x 32,768 tokens, takes 1.23 times as long where every sequence packs
+//! step of 32 layers at the default, 8 sequences x 32,768 tokens, takes 1.36 times as long where every sequence packs
 //! a chunk (`cargo bench --bench paged`). `benches/RESULTS.md` has all times with their set-up; figures of one's
 //! own device come from `wgkv sweep`, which takes presets (`--presets 1.25,2.75,4.25`), lengths and
 //! groups.

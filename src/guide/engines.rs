@@ -32,7 +32,9 @@
 //! ```
 //!
 //! A [`Context`](crate::gpu::Context) holds pipelines and parameter slots; make one a device and clone it.
-//! A device without the limits is refused by the limit's name. Engines on another version of wgpu cannot
+//! A device without the limits of the WebGPU baseline is refused by the limit's name; what
+//! [`required_limits`](crate::gpu::required_limits) asks for beyond makes kernels faster. So does
+//! [`integer_dots`](crate::gpu::ContextDescriptor::integer_dots), which rounds queries to 16 bits. Engines on another version of wgpu cannot
 //! share their device: types of two versions do not mix; [`crate::wgpu`] is the version in use.
 //!
 //! # Sizes

@@ -69,7 +69,12 @@ impl Spec {
         let mut bits = own.into_iter().zip(usual).map(|((name, one), usual)| {
             let all = packing.bits.map(|bits| ("--bits", bits));
             let (name, bits) = one.map(|bits| (name, bits)).or(all).unwrap_or((name, usual));
-            family.rate(name, bits).map_err(Fail::from)
+            family.rate(name, bits).map_err(|e| match packing.profile {
+                None if Bits::new(name, bits).is_ok() => Fail::input(format!(
+                    "{e}, as {name} without --profile packs by compat; --profile tuned has 1 to 4"
+                )),
+                _ => Fail::from(e),
+            })
         });
         let mut next = || bits.next().unwrap_or(Ok(Bits::Two));
         let bits = [next()?, next()?];

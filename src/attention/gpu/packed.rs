@@ -155,8 +155,8 @@ pub(super) fn record(
         view.page_offsets,
         view.key_pages,
         view.value_pages,
-        Slice::all(view.keys.book()),
-        Slice::all(view.values.book()),
+        view.keys.rows(),
+        view.values.rows(),
         positions(view.page_positions, view.page_offsets),
         Slice::all(partials.buffer),
     ];

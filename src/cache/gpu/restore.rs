@@ -222,7 +222,7 @@ fn dispatch(
     let dim = codec.layout().head_dim();
     let (values, last_scale) = DeviceKeyScales::bound(scales, dim, list.words)?;
     let params = RestoreParams { last_scale, ..params };
-    let slices = [list.words, from.words, Slice::all(codec.book()), values, codec.rope(), to];
+    let slices = [list.words, from.words, codec.rows(), values, codec.rope(), to];
     let groups = Groups(list.count.into());
     rec.dispatch(&KERNEL, &decode_variant(codec, scales.is_some()), &params, &slices, groups)
 }

@@ -144,7 +144,7 @@ pub fn decode_at(
         &KERNEL,
         &variant(codec.codec(), scales.is_some()),
         &params,
-        &[pages, starts, Slice::all(codec.book()), values, of, positions, codec.rope(), out],
+        &[pages, starts, codec.rows(), values, of, positions, codec.rope(), out],
         Groups(page_count as u64),
     )
 }

@@ -50,6 +50,12 @@ impl DeviceCodec {
         Slice::all(&self.rope)
     }
 
+    /// The rows of the codec's book on the device, f32, without what an encoder has beside them.
+    pub(crate) fn rows(&self) -> Slice<'_> {
+        let size = size_of_val(self.codec.book().values()) as u64;
+        Slice { buffer: &self.book, offset: 0, size }
+    }
+
     /// The codec's book on the device, f32, row by row, and what an encoder has beside it.
     pub fn book(&self) -> &wgpu::Buffer {
         &self.book
