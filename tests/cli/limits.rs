@@ -68,6 +68,20 @@ mod linux {
     }
 
     #[test]
+    fn without_threads_one_does_the_work() {
+        let folder = Folder::new();
+        let input = folder.write("x.st", &pair([1, 2, 200, 64]).bytes());
+        let ran = Command::new(env!("CARGO_BIN_EXE_wgkv"))
+            .args(["quantize".as_ref(), input.as_os_str(), "-o".as_ref()])
+            .args([folder.path("out.st").as_os_str(), "--backend".as_ref(), "cpu".as_ref()])
+            // No stack is as large, so no thread starts.
+            .env("RUST_MIN_STACK", (1u64 << 60).to_string())
+            .output()
+            .expect("it starts");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    }
+
+    #[test]
     fn threads_beyond_reason_are_not_started() {
         let folder = Folder::new();
         let input = folder.write("x.st", &pair([1, 2, 200, 64]).bytes());

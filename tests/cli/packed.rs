@@ -172,6 +172,10 @@ fn packed_files_that_lie_are_refused() {
     // Pages of one profile are not those of another.
     let mut other = packed.clone();
     other.header["__metadata__"]["profile"] = json!("tuned");
+    refuse(other, &["codebook_plain is missing"]);
+    let args = ["--profile", "tuned", "--bits", "2", "--key-scale", "off", "--backend", "cpu"];
+    let mut other = open(&folder.run("compress", &dense, "tuned.st", &args));
+    other.header["__metadata__"]["profile"] = json!("compat");
     refuse(other, &["k.pages", "shape"]);
     let mut other = packed.clone();
     other.header["__metadata__"]["layers.0"] = json!("{");
@@ -458,4 +462,13 @@ fn keys_packed_without_their_embedding_come_back_with_it() {
     let many = folder.write("many.json", json!(vec![1.0; 33]).to_string().as_bytes());
     let many = ["--rope-frequencies", many.to_str().expect("a name"), "--backend", "cpu"];
     folder.refuses("quantize", &dense, &many, &["rope frequencies", "33"]);
+}
+
+#[test]
+fn a_tuned_file_without_its_book_is_refused() {
+    let folder = Folder::new();
+    let dense = folder.write("x.st", &pair([1, 2, 150, 32]).bytes());
+    let packed = open(&folder.run("compress", &dense, "p.st", &["--backend", "cpu"]));
+    let path = folder.write("other.st", &without(&packed, "codebook_plain").bytes());
+    folder.refuses("dequantize", &path, &["--backend", "cpu"], &["codebook_plain is missing"]);
 }

@@ -66,9 +66,14 @@ fn start_threads() {
     let wanted = std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok());
     let threads = wanted.filter(|n| *n > 0).unwrap_or(cores).min(THREADS * cores);
     let pool = || rayon::ThreadPoolBuilder::new();
-    let started = pool().num_threads(threads).build_global();
-    // It fails when some of the threads could not be started, or when there is a pool already.
-    let _ = started.or_else(|_| pool().num_threads(1).use_current_thread().build_global());
+    // The global pool is tried once and never again, so a pool of its own tells whether there are as many.
+    let enough = pool().num_threads(threads).build().is_ok();
+    let started = match enough {
+        true => pool().num_threads(threads),
+        false => pool().num_threads(1).use_current_thread(),
+    };
+    // It fails when there is a pool already.
+    let _ = started.build_global();
 }
 
 fn run(cli: &Cli) -> Result<(), Fail> {

@@ -420,6 +420,11 @@ pub fn open_packed<R: Read + Seek>(source: &mut Source<R>) -> Result<Arc<Codeboo
     let version = version(source.header()).map_err(|why| Fail::input(why).at(source.name()))?;
     let sealed = version != UNSEALED;
     source.check_sum(sealed)?;
+    let own = profile(source.header()).map_err(|why| Fail::input(why).at(source.name()))?;
+    if own == Profile::Tuned && !source.header().tensors.contains_key("codebook_plain") {
+        let why = "codebook_plain is missing, the book of pages of profile tuned";
+        return Err(Fail::input(why).at(source.name()));
+    }
     read_codebook(source)
 }
 
