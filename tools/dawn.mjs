@@ -19,6 +19,10 @@ const enable = (shader) => {
     return [[...features, "subgroups"], `enable subgroups;\n${shader.text}`];
 };
 
+// A variant for devices with more workgroup memory than the null backend has: it is checked as a module, and
+// no pipeline is made of it. Its smaller sibling has the same text but for constants.
+const wide = (shader) => /\bconst PLAIN_STORAGE: u32 = 32768u;/.test(shader.text);
+
 const compile = async (shaders) => {
     const packages = createRequire(pathToFileURL(join(resolve(folder), "package.json")));
     const { create, globals } = await import(pathToFileURL(packages.resolve("webgpu")));
@@ -35,6 +39,12 @@ const compile = async (shaders) => {
         const device = devices.get(key);
         device.pushErrorScope("validation");
         const module = device.createShaderModule({ code });
+        if (wide(shader)) {
+            held.push(module);
+            const error = await device.popErrorScope();
+            if (error) faults.push(`${shader.name} ${shader.constants}\n${error.message}`);
+            continue;
+        }
         const buffers = [
             { type: "uniform", hasDynamicOffset: true, minBindingSize: shader.params },
             ...shader.bindings.map((type) => ({ type })),
@@ -75,6 +85,7 @@ if (part !== undefined) {
         else faults.push(`shaders from ${part * SHARE} on: Dawn ended by ${found.signal}\n${found.stderr}`);
     }
     for (const fault of faults) console.error(fault);
-    console.log(`${shaders.length} shaders, ${faults.length} refused by Dawn's compiler`);
+    const modules = shaders.filter(wide).length;
+    console.log(`${shaders.length} shaders, ${faults.length} refused by Dawn's compiler; ${modules} as modules alone`);
     process.exit(shaders.length === 0 || faults.length ? 1 : 0);
 }
