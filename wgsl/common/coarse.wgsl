@@ -17,6 +17,13 @@ const COARSE_ROUND: f32 = 12582912.0;
 const COARSE_NONE: f32 = 1e-35;
 // Rows of a group, of which the highest score is kept.
 const COARSE_GROUP: u32 = 8u;
+// Groups whose highest scores are compared together.
+const COARSE_BLOCK: u32 = 4u;
+// Whether the rows are in workgroup memory too, where lanes read different ones at once; the scales of the
+// longest chunks leave no room for them.
+const COARSE_HELD: u32 = select(0u, COARSE, SCALES <= 512u);
+
+var<workgroup> wg_coarse: array<vec4<u32>, select(1u, ROWS / 2u, COARSE_HELD == 1u)>;
 
 // Four targets.
 struct Coarse {
@@ -65,6 +72,14 @@ fn coarse_one(p: Piece) -> CoarseOne {
     return CoarseOne(coarse_pack(low_bits), coarse_pack(high_bits), select(i32(slack), -64, none));
 }
 
+fn coarse_four(a: CoarseOne, b: CoarseOne, c: CoarseOne, d: CoarseOne) -> Coarse {
+    return Coarse(
+        vec4<u32>(a.low, b.low, c.low, d.low),
+        vec4<u32>(a.high, b.high, c.high, d.high),
+        vec4<i32>(a.slack, b.slack, c.slack, d.slack),
+    );
+}
+
 fn coarse_dot(low: u32, high: u32, row_low: u32, row_high: u32) -> i32 {
     if SIGNS == 1u {
         return i32(dot4U8Packed(low, row_low) + dot4U8Packed(high, row_high));
@@ -95,6 +110,25 @@ fn coarse_eight(c: Coarse, group: u32) -> vec4<i32> {
     );
 }
 
+// Brings the rows to workgroup memory, the four pairs of a group exchanged so that lanes which read the same
+// pair of different groups meet in fewer banks. A barrier must stand before they are read.
+fn coarse_hold(lane: u32) {
+    if COARSE_HELD == 1u {
+        for (var pair = lane; pair < ROWS / 2u; pair += HADAMARD_LANES) {
+            wg_coarse[pair ^ ((pair >> 3u) & 3u)] = bitcast<vec4<u32>>(centroids[COARSE_ROWS + pair]);
+        }
+    }
+}
+
+// Pair `two` of the rows of a group.
+fn coarse_pair(group: u32, two: u32) -> vec4<u32> {
+    let pair = group * (COARSE_GROUP / 2u) + two;
+    if COARSE_HELD == 1u {
+        return wg_coarse[pair ^ ((group >> 1u) & 3u)];
+    }
+    return bitcast<vec4<u32>>(centroids[COARSE_ROWS + pair]);
+}
+
 fn coarse_pick(v: vec4<u32>, number: u32) -> u32 {
     let low = select(v.x, v.y, number == 1u);
     let high = select(v.z, v.w, number == 3u);
@@ -110,8 +144,7 @@ fn coarse_first(v: vec4<u32>) -> u32 {
 fn coarse_near(low: u32, high: u32, group: u32, limit: i32) -> u32 {
     var near = 0u;
     for (var two = 0u; two < COARSE_GROUP / 2u; two++) {
-        let at = COARSE_ROWS + group * (COARSE_GROUP / 2u) + two;
-        let rows = bitcast<vec4<u32>>(centroids[at]);
+        let rows = coarse_pair(group, two);
         let first = coarse_dot(low, high, rows.x, rows.y) >= limit;
         let second = coarse_dot(low, high, rows.z, rows.w) >= limit;
         near |= (select(0u, 1u, first) | select(0u, 2u, second)) << (2u * two);
@@ -119,25 +152,38 @@ fn coarse_near(low: u32, high: u32, group: u32, limit: i32) -> u32 {
     return near;
 }
 
+// Puts before the marks of later groups whether a score is no less than the limit: the sign of what it is
+// above, which no comparison takes so few instructions for.
+fn coarse_mark(groups: vec4<u32>, score: vec4<i32>, limit: vec4<i32>) -> vec4<u32> {
+    return (groups << vec4<u32>(1u)) | (bitcast<vec4<u32>>(limit - score - 1) >> vec4<u32>(31u));
+}
+
 // Indices of the rows nearest to the lane's four pieces, the first of equals.
 fn coarse_nearest(lane: u32) -> vec4<u32> {
-    let a = coarse_one(load_target(lane, 0u));
-    let b = coarse_one(load_target(lane, 1u));
-    let c = coarse_one(load_target(lane, 2u));
-    let d = coarse_one(load_target(lane, 3u));
-    let four = Coarse(
-        vec4<u32>(a.low, b.low, c.low, d.low),
-        vec4<u32>(a.high, b.high, c.high, d.high),
-        vec4<i32>(a.slack, b.slack, c.slack, d.slack),
+    let four = coarse_four(
+        coarse_one(load_target(lane, 0u)),
+        coarse_one(load_target(lane, 1u)),
+        coarse_one(load_target(lane, 2u)),
+        coarse_one(load_target(lane, 3u)),
     );
-    // Groups that come near enough to the highest score so far; all before are out where one is far above.
+    // Groups that come near enough to the highest score so far, the last ones first; all before are out
+    // where one is far above.
     var top = vec4<i32>(-0x7fffffff);
     var groups = vec4<u32>(0u);
-    for (var group = 0u; group < ROWS / COARSE_GROUP; group++) {
-        let highest = coarse_eight(four, group);
-        groups = select(groups, vec4<u32>(0u), highest - four.slack > top);
-        groups |= select(vec4<u32>(0u), vec4<u32>(1u << group), highest + four.slack >= top);
-        top = max(top, highest);
+    for (var done = COARSE_BLOCK; done <= ROWS / COARSE_GROUP; done += COARSE_BLOCK) {
+        let group = ROWS / COARSE_GROUP - done;
+        let a = coarse_eight(four, group);
+        let b = coarse_eight(four, group + 1u);
+        let c = coarse_eight(four, group + 2u);
+        let d = coarse_eight(four, group + 3u);
+        let before = top;
+        top = max(top, max(max(a, b), max(c, d)));
+        let least = top - four.slack;
+        groups = select(groups, vec4<u32>(0u), least > before);
+        groups = coarse_mark(groups, d, least);
+        groups = coarse_mark(groups, c, least);
+        groups = coarse_mark(groups, b, least);
+        groups = coarse_mark(groups, a, least);
     }
     let limit = top - four.slack;
     return coarse_settle(lane, four, limit, groups);

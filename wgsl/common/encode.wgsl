@@ -568,6 +568,9 @@ fn choose(lane: u32, count: u32) {
 // keys under the scale that starts at word `key_scale`. To be called by the whole workgroup.
 fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32, key_scale: u32) {
     let last = max(chunk, 1u) - 1u;
+    if COARSE == 1u {
+        coarse_hold(lane);
+    }
     for (var c = lane; c < HEAD_DIM; c += LANES) {
         wg_mean[c] = 0.0;
     }
