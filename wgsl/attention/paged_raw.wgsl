@@ -109,7 +109,22 @@ fn main(
                 positions + tile,
                 page.slab,
             );
-            raw_tile(own, at, min(held - tile, SOFTMAX_LANES), block, &run);
+            let tokens = min(held - tile, SOFTMAX_LANES);
+            // Chosen here and not at every load: loads that wait for a branch wait for each other.
+            switch select(0u, page.slab, SLABS > 1u) {
+                case 1u: {
+                    raw_tile(own, vec4<u32>(at.x, at.y, at.z, 1u), tokens, block, &run);
+                }
+                case 2u: {
+                    raw_tile(own, vec4<u32>(at.x, at.y, at.z, 2u), tokens, block, &run);
+                }
+                case 3u: {
+                    raw_tile(own, vec4<u32>(at.x, at.y, at.z, 3u), tokens, block, &run);
+                }
+                default: {
+                    raw_tile(own, vec4<u32>(at.x, at.y, at.z, 0u), tokens, block, &run);
+                }
+            }
         }
     }
     attend_finish(own, attend_place(block, unit.slot), 0u, run);

@@ -10,7 +10,11 @@ use crate::layout::{Gain, MeanDomain, Metadata, PageLayout};
 /// Most queries that a workgroup answers together, in the lanes of a vec4.
 pub(super) const BLOCK: usize = 4;
 
-/// Partial results of some queries of each row, slot after slot.
+/// Most buffers that partial results lie in: what `merge` can bind. Dispatches that write to one buffer
+/// wait for each other, others need not.
+pub(super) const PARTS: usize = 5;
+
+/// Partial results of some queries of each row, slot after slot, in one of the buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Partials<'a> {
     pub(super) buffer: &'a wgpu::Buffer,

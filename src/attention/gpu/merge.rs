@@ -20,7 +20,11 @@ pub(super) static KERNEL: Kernel = Kernel {
     ),
     bindings: &[
         Binding::Read("lists"),
-        Binding::Read("partials"),
+        Binding::Read("partials_0"),
+        Binding::Read("partials_1"),
+        Binding::Read("partials_2"),
+        Binding::Read("partials_3"),
+        Binding::Read("partials_4"),
         Binding::Write("out"),
         Binding::Write("lse"),
     ],
@@ -37,10 +41,12 @@ pub(super) fn variants() -> Vec<Variant> {
 /// The slots of rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Slots<'a> {
-    /// So many raw slots and then so many packed ones in every row.
+    /// So many raw slots and then so many packed ones in every row; the packed ones lie in the last
+    /// part, the raw ones in the first.
     Same { raw: usize, packed: usize },
-    /// Four words a row from a place on: begin, first and end of the packed ones, end.
-    Listed { lists: Slice<'a>, at: u32 },
+    /// Four words a row from a place on: begin, first and end of the packed ones, end; and from
+    /// another on, where each slot lies.
+    Listed { lists: Slice<'a>, at: u32, places_at: u32 },
 }
 
 /// Records the merging of the partial states of some rows into the outputs; `packed` is how packed
@@ -50,11 +56,13 @@ pub(super) fn record(
     plan: &Plan,
     rows: Range<usize>,
     slots: Slots<'_>,
-    partials: &Partials<'_>,
+    parts: &[Partials<'_>],
     packed: Option<&PageLayout>,
     attended: &DeviceAttended,
 ) -> Result<()> {
+    let Some(partials) = parts.first() else { return Ok(()) };
     let by_span = Magic::of(partials.span());
+    let base = |part: usize| parts.get(part).map_or(0, |partials| partials.slot_base);
     let mut params = MergeParams {
         rows: rows.len() as u32,
         rows_first: rows.start as u32,
@@ -65,7 +73,11 @@ pub(super) fn record(
         span_shift1: by_span.shift1,
         span_shift2: by_span.shift2,
         stride: partials.stride as u32,
-        slot_base: partials.slot_base,
+        base_0: base(0),
+        base_1: base(1),
+        base_2: base(2),
+        base_3: base(3),
+        base_4: base(4),
         hadamard_scale: Hadamard::new("head_dim_v", plan.head_dim_v)?.scale(),
         plain: u32::from(packed.is_some_and(|values| values.scheme().mean == MeanDomain::Plain)),
         ..MergeParams::default()
@@ -74,19 +86,25 @@ pub(super) fn record(
         Slots::Same { raw, packed } => {
             params.slots = (raw + packed) as u32;
             params.packed_first = raw as u32;
+            params.packed_part = parts.len() as u32 - 1;
             Slice::all(partials.buffer)
         }
-        Slots::Listed { lists, at } => {
+        Slots::Listed { lists, at, places_at } => {
             params.listed = 1;
             params.slots_at = at;
+            params.places_at = places_at;
             lists
         }
     };
+    // What stands for parts that there are not.
+    let none = Slice { size: 4, ..Slice::all(partials.buffer) };
+    let part = |part: usize| parts.get(part).map_or(none, |partials| Slice::all(partials.buffer));
+    let [out, lse] = [&attended.out, &attended.lse].map(Slice::all);
     rec.dispatch(
         &KERNEL,
         &hadamard_variant(LANES, plan.head_dim_v, packed.and_then(|values| values.scheme().signs))?,
         &params,
-        &[lists, Slice::all(partials.buffer), Slice::all(&attended.out), Slice::all(&attended.lse)],
+        &[lists, part(0), part(1), part(2), part(3), part(4), out, lse],
         Groups((rows.len() * partials.span()) as u64),
     )
 }

@@ -99,27 +99,34 @@ pub fn attend(
         0 => 0,
         tokens => splits(&plan, tokens.div_ceil(raw::LANES)),
     };
-    let slots = raw + packed;
     let stride = block::stride(&plan, packed > 0);
-    let size =
-        (plan.queries() as u64).saturating_mul(slots as u64).saturating_mul(4 * stride as u64);
-    let buffer = rec.context().create("wgkv attention partials", size)?;
+    let size = |slots: usize| {
+        (plan.queries() as u64).saturating_mul(slots as u64).saturating_mul(4 * stride as u64)
+    };
+    let own = match (raw, packed) {
+        (0, slots) | (slots, 0) => vec![slots],
+        (raw, packed) => vec![raw, packed],
+    };
+    let own = own.into_iter().map(size);
+    let buffers = own.map(|size| rec.context().create("wgkv attention partials", size));
+    let buffers = buffers.collect::<Result<Vec<_>>>()?;
     let queries_of = (0, plan.per_row);
-    let partials = Partials { buffer: &buffer, queries: queries_of, stride, slot_base: 0 };
+    let partials = |buffer| Partials { buffer, queries: queries_of, stride, slot_base: 0 };
+    let parts: Vec<_> = buffers.iter().map(partials).collect();
     let layouts =
         packed_view.map(|packed| [packed.keys, packed.values].map(|codec| codec.layout()));
     let scales = packed_view.and_then(|packed| packed.key_scales);
     let keys = layouts.map(|[keys, _]| keys);
     let prepared = rotate::record(rec, &plan, queries, None, keys, scales)?;
-    if raw > 0 {
-        raw::record(rec, &plan, view, &prepared, &partials, [raw, slots])?;
+    if let (1.., Some(partials)) = (raw, parts.first()) {
+        raw::record(rec, &plan, view, &prepared, partials, [raw; 2])?;
     }
-    if let Some(view) = packed_view {
-        packed::record(rec, &plan, view, &prepared, &partials, [packed, slots])?;
+    if let (Some(view), Some(partials)) = (packed_view, parts.last()) {
+        packed::record(rec, &plan, view, &prepared, partials, [packed; 2])?;
     }
     let slots = merge::Slots::Same { raw, packed };
     let values = layouts.map(|[_, values]| values);
-    merge::record(rec, &plan, 0..plan.kv_rows, slots, &partials, values, &attended)?;
+    merge::record(rec, &plan, 0..plan.kv_rows, slots, &parts, values, &attended)?;
     Ok(attended)
 }
 

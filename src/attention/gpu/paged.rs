@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::block::{BLOCK, Partials, stride};
 use super::rotate::{DeviceFirsts, Prepared};
-use super::tables::{Copies, DeviceTables, SLABS, Source};
+use super::tables::{DeviceTables, Launch, SLABS, Source};
 use super::view::holds;
 use super::{DeviceAttended, DeviceQueries, merge, outputs, paged_packed, paged_raw, plan, rotate};
 use crate::attention::config::{Causal, PagedAttend};
@@ -81,7 +81,7 @@ pub fn attend_paged(
         return Err(Error::Dtype { argument: "raw", got, expected });
     }
     let plan = plan(tables.rows(), view.layout.head_dims(), queries, settings)?;
-    let packed = !tables.class(PageClass::Packed).launches.is_empty();
+    let packed = tables.launches().iter().any(|launch| launch.class == PageClass::Packed);
     let book = match (packed, view.codebook, view.layout.packed()) {
         (true, Some(book), Some(_)) => Some(book),
         (true, ..) => return Err(Error::Empty { argument: "codebook" }),
@@ -92,16 +92,14 @@ pub fn attend_paged(
     {
         return Err(Error::Codec { argument: "key codec", expected: "that of the pages" });
     }
-    for class in PageClass::ALL {
-        for launch in &tables.class(class).launches {
-            match &launch.source {
-                Source::Slabs(numbers) => {
-                    slabs(view, class, numbers)?;
-                }
-                Source::Collected { copies, .. } => {
-                    for copies in copies {
-                        slabs(view, class, &copies.slabs)?;
-                    }
+    for launch in tables.launches() {
+        match &launch.source {
+            Source::Slabs(numbers) => {
+                slabs(view, launch.class, numbers)?;
+            }
+            Source::Collected { copies, .. } => {
+                for copies in copies {
+                    slabs(view, launch.class, &copies.slabs)?;
                 }
             }
         }
@@ -128,74 +126,76 @@ pub fn attend_paged(
     }
     let keys = layouts.map(|[keys, _]| keys);
     let prepared = rotate::record(rec, &plan, queries, firsts, keys, scales)?;
-    let buffer = rec.context().create("wgkv attention partials", rounds.bytes)?;
+    let buffers = rounds.buffers(rec, tables)?;
     for first in (0..plan.per_row).step_by(rounds.span) {
         for rows in &rounds.rows {
-            let partials = Partials {
-                buffer: &buffer,
+            let parts = buffers.iter().zip(tables.parts(rows)).map(|(buffer, slots)| Partials {
+                buffer,
                 queries: (first, plan.per_row.min(first + rounds.span)),
                 stride: rounds.stride,
-                slot_base: tables.slots()[rows.start],
-            };
-            for class in PageClass::ALL {
-                let lists = tables.class(class);
-                for launch in &lists.launches {
-                    let (units_at, units) = lists.items(launch, rows);
-                    if units == 0 {
-                        continue;
+                slot_base: slots.start,
+            });
+            let parts: Vec<_> = parts.collect();
+            let own = tables.launches().iter().map(|launch| (launch, launch.items(rows)));
+            let own: Vec<_> = own.filter(|(_, (_, units))| *units > 0).collect();
+            // All copies before all that wait for them.
+            let mut collected = Vec::with_capacity(own.len());
+            for (launch, _) in &own {
+                collected.push(collect(rec, view, launch)?);
+            }
+            for ((launch, (units_at, units)), collected) in own.into_iter().zip(&collected) {
+                let (slabs, params, count) = match (&launch.source, collected) {
+                    (Source::Collected { pages, .. }, Some(collected)) => {
+                        let params = PagedParams {
+                            shift: u32::BITS - 1,
+                            mask: u32::MAX >> 1,
+                            pages: *pages,
+                            ..PagedParams::default()
+                        };
+                        ([Slice::all(collected); SLABS], params, 1)
                     }
-                    let collected;
-                    let (slabs, params, count) = match &launch.source {
-                        Source::Slabs(numbers) => {
-                            let (slabs, params) = slabs(view, class, numbers)?;
-                            (slabs, params, numbers.len())
-                        }
-                        Source::Collected { pages, copies } => {
-                            collected = collect(rec, view, class, *pages, copies)?;
-                            let params = PagedParams {
-                                shift: u32::BITS - 1,
-                                mask: u32::MAX >> 1,
-                                pages: *pages,
-                                ..PagedParams::default()
-                            };
-                            ([Slice::all(&collected); SLABS], params, 1)
-                        }
-                    };
-                    let params =
-                        PagedParams { units, units_at, pages_at: lists.pages_at, ..params };
-                    let units = Units { params, slabs, count, prepared: &prepared };
-                    match (class, book) {
-                        (PageClass::Packed, Some(book)) => {
-                            paged_packed::record(rec, &plan, view, book, &units, &partials)?;
-                        }
-                        _ => paged_raw::record(rec, &plan, view, class, &units, &partials)?,
+                    (Source::Slabs(numbers), _) => {
+                        let (slabs, params) = slabs(view, launch.class, numbers)?;
+                        (slabs, params, numbers.len())
                     }
+                    _ => continue,
+                };
+                let params = PagedParams { units, units_at, pages_at: launch.pages_at, ..params };
+                let units = Units { params, slabs, count, prepared: &prepared };
+                let partials = &parts[launch.part];
+                match (launch.class, book) {
+                    (PageClass::Packed, Some(book)) => {
+                        paged_packed::record(rec, &plan, view, book, &units, partials)?;
+                    }
+                    (class, _) => paged_raw::record(rec, &plan, view, class, &units, partials)?,
                 }
             }
-            let slots = merge::Slots::Listed { lists: tables.lists(), at: tables.slots_at() };
+            let (at, places_at) = (tables.slots_at(), tables.places_at());
+            let slots = merge::Slots::Listed { lists: tables.lists(), at, places_at };
             let values = layouts.map(|[_, values]| values);
-            merge::record(rec, &plan, rows.clone(), slots, &partials, values, &attended)?;
+            merge::record(rec, &plan, rows.clone(), slots, &parts, values, &attended)?;
         }
     }
     Ok(attended)
 }
 
-/// Records the copying of pages that lie in more slabs than are bound to a buffer of their own.
+/// Records the copying of the pages of a launch that lie in more slabs than are bound to a buffer of
+/// their own, if they do.
 fn collect(
     rec: &mut Recorder<'_>,
     view: &DevicePagedView<'_>,
-    class: PageClass,
-    pages: u32,
-    copies: &[Copies],
-) -> Result<wgpu::Buffer> {
-    let bytes = u64::from(pages).saturating_mul(view.layout.bytes(class));
+    launch: &Launch,
+) -> Result<Option<wgpu::Buffer>> {
+    let Source::Collected { pages, copies } = &launch.source else { return Ok(None) };
+    let class = launch.class;
+    let bytes = u64::from(*pages).saturating_mul(view.layout.bytes(class));
     let collected = rec.context().create("wgkv attention pages", bytes)?;
     for copies in copies {
         let bound = slabs(view, class, &copies.slabs)?;
         let lists = view.tables.lists();
         paged_raw::collect(rec, view.layout, class, lists, copies, bound, &collected)?;
     }
-    Ok(collected)
+    Ok(Some(collected))
 }
 
 /// The slabs of a dispatch, one bound several times where they are fewer, and what kernels are told
@@ -238,13 +238,12 @@ fn slabs<'a>(
     Ok((slabs, params))
 }
 
-/// How a batch is cut so that its partial results fit one buffer.
+/// How a batch is cut so that its partial results fit one buffer; there may be several.
 struct Rounds {
     /// Queries of a row that are answered at a time, a multiple of a block or all.
     span: usize,
     rows: Vec<Range<usize>>,
     stride: usize,
-    bytes: u64,
 }
 
 impl Rounds {
@@ -267,20 +266,30 @@ impl Rounds {
             let limit = "max_storage_buffer_binding_size";
             return Err(Error::DeviceLimit { argument, limit, needed, allowed });
         }
-        let mut rounds = Self { span, rows: Vec::new(), stride, bytes: 0 };
+        let mut rounds = Self { span, rows: Vec::new(), stride };
         let mut first = 0;
         for row in 0..plan.kv_rows {
             if bytes(first..row + 1, span) > limit {
-                rounds.push(first..row, bytes(first..row, span));
+                rounds.rows.push(first..row);
                 first = row;
             }
         }
-        rounds.push(first..plan.kv_rows, bytes(first..plan.kv_rows, span));
+        rounds.rows.push(first..plan.kv_rows);
         Ok(rounds)
     }
 
-    fn push(&mut self, rows: Range<usize>, bytes: u64) {
-        self.bytes = self.bytes.max(bytes);
-        self.rows.push(rows);
+    /// Buffers for the partial results of any round.
+    fn buffers(&self, rec: &Recorder<'_>, tables: &DeviceTables) -> Result<Vec<wgpu::Buffer>> {
+        let mut slots = Vec::new();
+        for rows in &self.rows {
+            let parts = tables.parts(rows);
+            slots.resize(parts.len(), 0);
+            for (most, part) in slots.iter_mut().zip(parts) {
+                *most = part.len().max(*most);
+            }
+        }
+        let bytes = |slots: usize| (4 * self.span * self.stride) as u64 * slots as u64;
+        let create = |slots| rec.context().create("wgkv attention partials", bytes(slots));
+        slots.into_iter().map(create).collect()
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::block::PARTS;
 use super::head_dims;
 use crate::attention::tables::{UNIT_PAGES, check};
 use crate::attention::view::length;
@@ -17,6 +18,9 @@ pub(super) const SLABS: usize = 4;
 
 /// Most bytes of pages that are collected for one dispatch; at least those of a unit.
 const COLLECTED_BYTES: u64 = 1 << 25;
+/// How `merge` takes the place of a slot apart: its part from this bit on, and its number there.
+const PART_SHIFT: u32 = 29;
+const PART_MASK: u32 = (1 << PART_SHIFT) - 1;
 /// A page that is beyond every slab.
 const NOWHERE: u32 = u32::MAX >> 1;
 
@@ -51,21 +55,17 @@ pub(super) enum Source {
     Collected { pages: u32, copies: Vec<Copies> },
 }
 
-/// Items that are read by one dispatch, in the order of their rows.
-#[derive(Clone, Debug)]
+/// Units of a class that are read by one dispatch, in the order of their rows.
+#[derive(Debug)]
 pub(super) struct Launch {
-    items: Range<usize>,
+    pub(super) class: PageClass,
     pub(super) source: Source,
-}
-
-/// The units of one class.
-#[derive(Debug, Default)]
-pub(super) struct ClassLists {
-    /// Where items and pages lie in the lists, in words.
+    /// Which buffer takes the partial results.
+    pub(super) part: usize,
+    /// Where its units and the pages of the class lie in the lists, in words.
     items_at: u32,
     pub(super) pages_at: u32,
-    pub(super) launches: Vec<Launch>,
-    /// Row of each item.
+    /// Row of each unit.
     rows: Vec<u32>,
 }
 
@@ -74,10 +74,13 @@ pub(super) struct ClassLists {
 struct Lists {
     buffer: wgpu::Buffer,
     members: usize,
-    classes: [ClassLists; 3],
+    launches: Vec<Launch>,
     slots_at: u32,
+    places_at: u32,
     /// First slot of each row, and the number of all.
     slots: Vec<u32>,
+    /// The slots of each buffer.
+    parts: Vec<Vec<u32>>,
 }
 
 /// Page tables of one layer of a batch on the device. Layers whose tables are equal share one.
@@ -107,7 +110,7 @@ impl DeviceTables {
         let units = tables.units(UNIT_PAGES)?;
         let mut words = Vec::new();
         let pages = [&tables.sinks, &tables.packed, &tables.tail];
-        let mut classes: [ClassLists; 3] = Default::default();
+        let mut cuts = Vec::new();
         for class in PageClass::ALL {
             let (index, pages) = (class.index(), pages[class.index()]);
             let starts = match class {
@@ -121,27 +124,51 @@ impl DeviceTables {
             };
             let limit = binding_limit(&context.device().limits()).min(COLLECTED_BYTES);
             let units = &units.units[index];
-            let (items, mut lists, extra) = cut(layout, class, units, pages, before, limit);
-            lists.items_at = words.len() as u32;
-            words.extend_from_slice(bytemuck::cast_slice(&items));
-            lists.pages_at = words.len() as u32;
+            let (cut, extra) = cut(layout, class, units, pages, before, limit);
+            let pages_at = words.len() as u32;
             words.extend_from_slice(bytemuck::cast_slice(pages));
             words.extend(extra.pages);
             let copies_at = words.len() as u32;
             words.extend(extra.copies);
-            for launch in &mut lists.launches {
-                if let Source::Collected { copies, .. } = &mut launch.source {
+            for (items, mut source) in cut {
+                if let Source::Collected { copies, .. } = &mut source {
                     copies.iter_mut().for_each(|copies| copies.first += copies_at);
                 }
+                cuts.push((class, pages_at, items, source));
             }
-            classes[index] = lists;
         }
+        // Those of few units first: they leave room for others, but no time after them.
+        cuts.sort_by_key(|(_, _, items, _)| items.len());
+        let mut parts: Vec<Vec<u32>> = vec![Vec::new(); cuts.len().clamp(1, PARTS)];
+        for (index, (_, _, items, _)) in cuts.iter().enumerate() {
+            parts[index % PARTS].extend(items.iter().map(|item| item.slot));
+        }
+        let mut places = vec![0; units.offsets.last().map_or(0, |slots| *slots as usize)];
+        for (part, slots) in parts.iter_mut().enumerate() {
+            slots.sort_unstable();
+            for (number, slot) in slots.iter().enumerate() {
+                places[*slot as usize] = (part as u32) << PART_SHIFT | number as u32;
+            }
+        }
+        let mut launches = Vec::with_capacity(cuts.len());
+        for (index, (class, pages_at, mut items, source)) in cuts.into_iter().enumerate() {
+            for item in &mut items {
+                item.slot = places[item.slot as usize] & PART_MASK;
+            }
+            let items_at = words.len() as u32;
+            words.extend_from_slice(bytemuck::cast_slice(&items));
+            let rows = items.iter().map(|item| item.row).collect();
+            launches.push(Launch { class, source, part: index % PARTS, items_at, pages_at, rows });
+        }
+        let places_at = words.len() as u32;
+        words.extend(places);
         let slots_at = words.len() as u32;
         words.extend(slots(tables, &units).into_iter().flatten());
         crate::shape::check_count("words of the page tables", &[words.len()])?;
         let buffer = context.upload("wgkv page tables", bytemuck::cast_slice(&words))?;
         let members = tables.next.len();
-        let lists = Lists { buffer, members, classes, slots_at, slots: units.offsets };
+        let slots = units.offsets;
+        let lists = Lists { buffer, members, launches, slots_at, places_at, slots, parts };
         let lists = Arc::new(lists);
         let (counts, next) = counts(context, &tables.next, &tables.sink_rows, &tables.tail_rows)?;
         Ok(Self { lists, counts, next })
@@ -202,8 +229,9 @@ impl DeviceTables {
         (self.members() + after) as u32
     }
 
-    pub(super) fn class(&self, class: PageClass) -> &ClassLists {
-        &self.lists.classes[class.index()]
+    /// Dispatches in the order of their recording.
+    pub(super) fn launches(&self) -> &[Launch] {
+        &self.lists.launches
     }
 
     /// Where the slots of each row are listed.
@@ -215,15 +243,26 @@ impl DeviceTables {
     pub(super) fn slots(&self) -> &[u32] {
         &self.lists.slots
     }
+
+    /// Where it is listed which buffer each slot lies in, and where there.
+    pub(super) fn places_at(&self) -> u32 {
+        self.lists.places_at
+    }
+
+    /// The slots of some rows in each buffer, of which there is at least one.
+    pub(super) fn parts(&self, rows: &Range<usize>) -> Vec<Range<u32>> {
+        let [first, end] = [rows.start, rows.end].map(|row| self.lists.slots[row]);
+        let before = |slots: &[u32], end| slots.partition_point(|slot| *slot < end) as u32;
+        self.lists.parts.iter().map(|slots| before(slots, first)..before(slots, end)).collect()
+    }
 }
 
-impl ClassLists {
-    /// Where the items of a launch that belong to some rows lie in the lists, and how many.
-    pub(super) fn items(&self, launch: &Launch, rows: &Range<usize>) -> (u32, u32) {
-        let own = &self.rows[launch.items.clone()];
-        let [first, end] =
-            [rows.start, rows.end].map(|row| own.partition_point(|item| (*item as usize) < row));
-        let words = size_of::<Item>() / 4 * (launch.items.start + first);
+impl Launch {
+    /// Where the units that belong to some rows lie in the lists, and how many they are.
+    pub(super) fn items(&self, rows: &Range<usize>) -> (u32, u32) {
+        let [first, end] = [rows.start, rows.end]
+            .map(|row| self.rows.partition_point(|item| (*item as usize) < row));
+        let words = size_of::<Item>() / 4 * first;
         (self.items_at + words as u32, (end - first) as u32)
     }
 }
@@ -265,9 +304,9 @@ struct Extra {
 
 /// Cuts the units of a class into dispatches by the slabs that their pages lie in. Units that lie in one
 /// slab are read by a dispatch of that slab's own, which need not ask where each word lies, unless there
-/// are few of them. Other slabs go in groups of as many as a dispatch binds, and a unit is read by
-/// the dispatch of its group; the pages of units that lie in several groups are collected first, of as
-/// many units at a time as take `limit` bytes.
+/// are few of them or they are raw, where it is asked once a page. Other slabs go in groups of as many
+/// as a dispatch binds, and a unit is read by the dispatch of its group; the pages of units that lie in
+/// several groups are collected first, of as many units at a time as take `limit` bytes.
 fn cut(
     layout: &PoolLayout,
     class: PageClass,
@@ -275,7 +314,7 @@ fn cut(
     pages: &[PageId],
     before: impl Fn(&Unit) -> u32,
     limit: u64,
-) -> (Vec<Item>, ClassLists, Extra) {
+) -> (Vec<(Vec<Item>, Source)>, Extra) {
     let slab = |page: &PageId| layout.slab_of(class, *page);
     let of = |unit: &Unit| &pages[unit.first as usize..(unit.first + unit.pages) as usize];
     let slabs: BTreeSet<u32> = units.iter().flat_map(|unit| of(unit).iter().map(slab)).collect();
@@ -303,7 +342,10 @@ fn cut(
     let mut across: Vec<&Unit> = Vec::new();
     for unit in units {
         let first = of(unit).first().map_or(0, group);
-        let many = alone(unit).filter(|slab| by_slab.get(slab).is_some_and(|n| *n >= MANY));
+        let many = |slab: &u32| {
+            class == PageClass::Packed && by_slab.get(slab).is_some_and(|n| *n >= MANY)
+        };
+        let many = alone(unit).filter(many);
         let bound = match many {
             Some(slab) => vec![slab],
             None if of(unit).iter().all(|page| group(page) == first) => numbers(first),
@@ -347,16 +389,8 @@ fn cut(
         }
         dispatches.push((items, Source::Collected { pages: number, copies }));
     }
-    let mut lists = ClassLists::default();
-    let mut items: Vec<Item> = Vec::with_capacity(units.len());
-    for (own, source) in dispatches {
-        if !own.is_empty() {
-            lists.launches.push(Launch { items: items.len()..items.len() + own.len(), source });
-            items.extend(own);
-        }
-    }
-    lists.rows = items.iter().map(|item| item.row).collect();
-    (items, lists, extra)
+    dispatches.retain(|(items, _)| !items.is_empty());
+    (dispatches, extra)
 }
 
 /// Variants of the kernels that read pages: one slab and a few.
