@@ -56,10 +56,22 @@ pub struct Kernel {
 ///   that there are, the place of a dispatch to its units or rows, a query to those of its row;
 /// * within a page, tokens are held to the chunk, and channels and pieces count up to the head
 ///   dimension, for which the page is laid out;
-/// * codes have as many bits as a book has rows, and books lie in arrays of that many rows.
+/// * codes have as many bits as a book has rows, and books lie in arrays of that many rows;
+/// * token rows, runs and blocks of a prompt are compared with those of the tensor, for which factors, sums,
+///   means and scores are made or checked, before anything is read or written;
+/// * a chunk to be packed starts at the last whole one of the token rows at most, its scale is the last one
+///   at most, its page is one of those that are bound, or the chunk counts as empty; pieces, rows of a book
+///   and places in workgroup memory count up to constants for which the arrays are laid out.
 ///
-/// The lists of units are made on the host from page tables that it checks.
-const GUARDED: [&str; 2] = ["attention/packed_plain", "attention/paged_packed_plain"];
+/// The lists of units are made on the host from page tables that it checks. What these kernels read of
+/// workgroup memory they have written, so that it need not be zero before.
+const GUARDED: [&str; 5] = [
+    "attention/packed_plain",
+    "attention/paged_packed_plain",
+    "nestedkv/anchor",
+    "nestedkv/anomaly_aligned",
+    "nsnquant/encode",
+];
 
 impl Kernel {
     /// Whether the kernel guards its bounds itself.

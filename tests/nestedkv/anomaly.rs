@@ -1,6 +1,7 @@
 //! Raw scores of the three scales.
 
 use proptest::prelude::*;
+use wgkv::Error;
 use wgkv::gpu::Slice;
 use wgkv::nestedkv::cpu::anomaly::{Keys, Raw, anomaly as cpu_anomaly};
 use wgkv::nestedkv::gpu::{anchor, anomaly, mean};
@@ -129,5 +130,26 @@ fn rounding_alone_is_no_span() {
                 }
             }
         }
+    }
+}
+
+/// The kernel has no guards but its own, so anchors of fewer keys are refused.
+#[test]
+fn anchors_of_fewer_keys_are_refused() {
+    let whole =
+        Problem { rows: 2, tokens: 300, dim: 64, dtype: Dtype::F16, seed: 3, kind: Kind::Plain };
+    let less = Problem { tokens: 150, ..whole.clone() };
+    let (whole_keys, less_keys) = (whole.upload(), less.upload());
+    let zeros = support::context().create("means", 4 * 2 * 64).expect("zeros");
+    let zero = support::context().create("means", 4 * 64).expect("zeros");
+    for (of, means) in [(&less, &zeros), (&whole, &zero)] {
+        let refused = support::run(|rec| {
+            let buffer = if of.tokens == 150 { &less_keys } else { &whole_keys };
+            let anchored = anchor::record(rec, &of.tensor(buffer), 64)?;
+            let means = Slice::all(means);
+            let anchors = anomaly::Anchors { anchored: &anchored, means, block: 64, window: 64 };
+            anomaly::record(rec, &whole.tensor(&whole_keys), &anchors)
+        });
+        assert!(matches!(refused, Err(Error::Length { .. })), "{of:?}");
     }
 }

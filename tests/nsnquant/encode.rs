@@ -1,7 +1,8 @@
 use half::f16;
-use wgkv::nsnquant::{Codes, cpu};
+use wgkv::nsnquant::{Codes, KeyScales, cpu};
+use wgkv::shape::Elements;
 
-use crate::common::{PATHS, cases, steps};
+use crate::common::{PATHS, Path, cases, codec, steps};
 
 #[test]
 fn equals_the_reference_codes_and_scales() {
@@ -67,6 +68,31 @@ fn equals_the_reference_codes_and_scales() {
                         assert!(same, "{label} sign {i} {channel}");
                     }
                 }
+            }
+        }
+    }
+}
+
+/// The kernel has no guards but its own: tables that name what is not there reach no further than the data.
+#[test]
+fn starts_and_scales_that_are_not_there_are_the_last() {
+    for (dim, chunk) in [(64, 16), (80, 20), (128, 64)] {
+        let codec = codec(dim, 2, chunk);
+        let rows = chunk + 7;
+        let data: Vec<f16> =
+            (0..rows * dim).map(|i| f16::from_f32(((i * 37 % 101) as f32 - 50.0) / 16.0)).collect();
+        let starts = [7, 8, 1 << 20, u32::MAX];
+        let factors: Vec<f16> =
+            (0..2 * dim).map(|i| f16::from_f32(0.5 + (i % 5) as f32 / 4.0)).collect();
+        let of_page = [1, 2, 1 << 20, u32::MAX];
+        let scales = KeyScales { values: &factors, of_page: &of_page };
+        for scales in [None, Some(&scales)] {
+            let pages = Path::Gpu
+                .encode_at(&codec, Elements::F16(&data), &[0], &starts, scales)
+                .expect("pages");
+            let words = codec.layout().words();
+            for (page, start) in pages.chunks(words).zip(starts) {
+                assert_eq!(page, &pages[..words], "{dim} {start} {}", scales.is_some());
             }
         }
     }

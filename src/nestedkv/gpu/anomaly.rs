@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{Binding, DeviceTensor, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::nestedkv::params::AnomalyParams;
 use crate::nestedkv::plan::{Cut, RUN_TOKENS, SHORT_SUM};
+use crate::primitives::gpu::check_words;
 use crate::shape::Dtype;
 
 /// 1 to 8 runs of a row a workgroup: any window, any block.
@@ -96,7 +97,8 @@ pub struct Anomalies {
 /// Records the raw scores: step 3 of [`crate::nestedkv`] (arXiv 2605.26678, section 2.2).
 ///
 /// # Errors
-/// [`Error::Empty`] for a block of no tokens; as [`Recorder::dispatch`].
+/// [`Error::Empty`] for a block of no tokens; [`Error::Length`] for anchors that are too short for the keys;
+/// as [`Recorder::dispatch`].
 pub fn record(
     rec: &mut Recorder<'_>,
     keys: &DeviceTensor<'_>,
@@ -106,10 +108,14 @@ pub fn record(
     if anchors.block == 0 {
         return Err(Error::Empty { argument: "block" });
     }
+    let cut = Cut { tokens, block: anchors.block.min(tokens) };
+    let Anchored { factors, sums } = anchors.anchored;
+    check_words("factors", factors.size(), rows * tokens)?;
+    check_words("run sums", sums.size(), rows * cut.runs() * dim)?;
+    check_words("row means", anchors.means.size, rows * dim)?;
     let scales = rec.context().create("scales", 3 * (rows * tokens) as u64 * 4)?;
     // A new buffer holds zeros.
     let extremes = rec.context().create("extremes", 3 * rows as u64 * 8)?;
-    let cut = Cut { tokens, block: anchors.block.min(tokens) };
     let window = anchors.window.min(tokens);
     let aligned = window == RUN_TOKENS && cut.block.is_multiple_of(RUN_TOKENS);
     let units = if aligned { cut.runs() / cut.pieces() } else { cut.runs() };
@@ -134,9 +140,9 @@ pub fn record(
     };
     let slices = [
         keys.slice(),
-        Slice::all(&anchors.anchored.factors),
+        Slice::all(factors),
         anchors.means,
-        Slice::all(&anchors.anchored.sums),
+        Slice::all(sums),
         Slice::all(&scales),
         Slice::all(&extremes),
     ];
