@@ -106,5 +106,5 @@ fn main(
     let run = plain_pages(lane, block, end - begin);
     workgroupBarrier();
     let slot = row * params.slots + params.slots_first + split;
-    plain_finish(attend_lane(lane), attend_place(block, slot), run);
+    plain_finish(attend_lane(lane), attend_place(plain_own(block), slot), run);
 }

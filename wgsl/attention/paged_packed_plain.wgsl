@@ -122,5 +122,5 @@ fn main(
     plain_books(lane);
     let run = plain_pages(lane, block, unit.pages);
     workgroupBarrier();
-    plain_finish(attend_lane(lane), attend_place(block, unit.slot), run);
+    plain_finish(attend_lane(lane), attend_place(plain_own(block), unit.slot), run);
 }

@@ -7,10 +7,16 @@
 // Wants SOFTMAX_LANES (64 or 128), HEAD_DIM, PLAIN_PAGES (most pages at a time, 1 to 16); plain_keys (slab, at) ->
 // vec4<u32>, four words of keys, and packed_position (page, token) -> u32.
 
+// Whether workgroup memory and registers are to be spared: with four queries fewer workgroups than could
+// hide how long memory takes have room side by side. Then queries that meet means are read where they
+// lie, and the block lies in workgroup memory.
+const PLAIN_SPARE: bool = HEADS > 2u;
 // The queries that meet the centroids, unless books of bytes do, and behind them those that meet the
 // means of pages.
-const HEADS_PARTS: u32 = 2u - KEY_BYTES;
-const PLAIN_MEANS: u32 = HEADS_PARTS - 1u;
+const PLAIN_MEANS: u32 = 1u - KEY_BYTES;
+const HEADS_PARTS: u32 = select(1u + PLAIN_MEANS, 1u, PLAIN_SPARE);
+// Where the queries that meet means start.
+var<private> plain_first: Whole;
 // Parts of a value, and tokens that the lanes take at once.
 const PLAIN_PARTS: u32 = VALUE_DIM / 16u;
 const PLAIN_GROUPS: u32 = max(SOFTMAX_LANES / PLAIN_PARTS, 1u);
@@ -58,6 +64,7 @@ struct PlainRun {
 }
 
 var<workgroup> plain_weight: array<Real, PLAIN_ROUND>;
+var<workgroup> plain_held: AttendBlock;
 // Of each page: where it lies, what it is skipped for, and what its mean adds to a logit or how much
 // of its mean is added to the values.
 var<workgroup> plain_at: array<vec4<u32>, PLAIN_PAGES>;
@@ -65,9 +72,6 @@ var<workgroup> plain_flags: array<u32, PLAIN_PAGES>;
 var<workgroup> plain_page: array<Real, PLAIN_PAGES>;
 // Of each page: the grid of the mean of its values.
 var<workgroup> plain_grids: array<vec2<f32>, PLAIN_PAGES>;
-// Of each page: first and second scales of keys, then of values, by their codes.
-var<workgroup> plain_scales: array<f32, 64u * PLAIN_PAGES>;
-
 // What is to be done with a page; whose positions ascend where the kernel says so.
 fn plain_sight(block: AttendBlock, page: vec4<u32>) -> u32 {
     if page.w == PLAIN_NOWHERE {
@@ -298,27 +302,6 @@ fn plain_start() -> PlainRun {
     return run;
 }
 
-// Puts the scales that codes of 4 bits of a page stand for before the workgroup. A barrier must follow.
-fn plain_tables(mine: PlainMine, page: vec4<u32>) {
-    let keys = packed_has(packed_key_form(), PACKED_FOUR);
-    let values = packed_has(packed_value_form(), PACKED_FOUR);
-    let key = select(0u, params.packed.key_grid, keys);
-    let value = select(0u, params.packed.value_grid, values);
-    if keys || values {
-        let a = grid_parts(packed_key(page, key));
-        let b = grid_parts(packed_key(page, key + 1u));
-        let c = grid_parts(packed_value(page, value));
-        let d = grid_parts(packed_value(page, value + 1u));
-        for (var i = mine.sub; i < 16u; i += params.packed.subs) {
-            let at = 64u * mine.page + i;
-            plain_scales[at] = grid_scale(a, i);
-            plain_scales[at + 16u] = grid_scale(b, i);
-            plain_scales[at + 32u] = grid_scale(c, i);
-            plain_scales[at + 48u] = grid_scale(d, i);
-        }
-    }
-}
-
 // A lane's page among those at hand, and which of the page's tokens are its own: sub, sub + subs, ...
 struct PlainMine {
     page: u32,
@@ -329,53 +312,6 @@ fn plain_mine(lane: u32) -> PlainMine {
     let page = divide_magic(lane, params.packed.subs_multiplier, params.packed.subs_shift1,
         params.packed.subs_shift2);
     return PlainMine(page, lane - page * params.packed.subs);
-}
-
-// Codes of both scales of four tokens, a byte each, where they have 4 bits.
-fn plain_key_codes(page: vec4<u32>, first: u32, step: u32, last: u32) -> u32 {
-    if !packed_has(packed_key_form(), PACKED_FOUR) {
-        return 0u;
-    }
-    let t = min(vec4<u32>(first, first + step, first + 2u * step, first + 3u * step), vec4<u32>(last));
-    let a = vec4<u32>(packed_key(page, params.packed.key_s1 + (t.x >> 3u)), packed_key(page, params.packed.key_s1 + (t.y >> 3u)),
-        packed_key(page, params.packed.key_s1 + (t.z >> 3u)), packed_key(page, params.packed.key_s1 + (t.w >> 3u)));
-    let b = vec4<u32>(packed_key(page, params.packed.key_s2 + (t.x >> 3u)), packed_key(page, params.packed.key_s2 + (t.y >> 3u)),
-        packed_key(page, params.packed.key_s2 + (t.z >> 3u)), packed_key(page, params.packed.key_s2 + (t.w >> 3u)));
-    return plain_pack(a, b, t);
-}
-
-fn plain_value_codes_of_four(page: vec4<u32>, first: u32, step: u32, last: u32) -> u32 {
-    if !packed_has(packed_value_form(), PACKED_FOUR) {
-        return 0u;
-    }
-    let t = min(vec4<u32>(first, first + step, first + 2u * step, first + 3u * step), vec4<u32>(last));
-    let a = vec4<u32>(packed_value(page, params.packed.value_s1 + (t.x >> 3u)), packed_value(page, params.packed.value_s1 + (t.y >> 3u)),
-        packed_value(page, params.packed.value_s1 + (t.z >> 3u)), packed_value(page, params.packed.value_s1 + (t.w >> 3u)));
-    let b = vec4<u32>(packed_value(page, params.packed.value_s2 + (t.x >> 3u)), packed_value(page, params.packed.value_s2 + (t.y >> 3u)),
-        packed_value(page, params.packed.value_s2 + (t.z >> 3u)), packed_value(page, params.packed.value_s2 + (t.w >> 3u)));
-    return plain_pack(a, b, t);
-}
-
-fn plain_pack(a: vec4<u32>, b: vec4<u32>, t: vec4<u32>) -> u32 {
-    let shift = (t & vec4<u32>(7u)) << vec4<u32>(2u);
-    let both = ((a >> shift) & vec4<u32>(15u)) | (((b >> shift) & vec4<u32>(15u)) << vec4<u32>(4u));
-    return both.x | (both.y << 8u) | (both.z << 16u) | (both.w << 24u);
-}
-
-fn plain_key_scales(mine: PlainMine, page: vec4<u32>, codes: u32, token: u32) -> vec2<f32> {
-    if packed_has(packed_key_form(), PACKED_FOUR) {
-        let first = 64u * mine.page;
-        return vec2<f32>(plain_scales[first + (codes & 15u)], plain_scales[first + 16u + ((codes >> 4u) & 15u)]);
-    }
-    return packed_key_scales(page, token);
-}
-
-fn plain_value_scales(mine: PlainMine, page: vec4<u32>, codes: u32, token: u32) -> vec2<f32> {
-    if packed_has(packed_value_form(), PACKED_FOUR) {
-        let first = 64u * mine.page + 32u;
-        return vec2<f32>(plain_scales[first + (codes & 15u)], plain_scales[first + 16u + ((codes >> 4u) & 15u)]);
-    }
-    return packed_value_scales(page, token);
 }
 
 // Eight channels of the mean of a page's keys.
@@ -406,10 +342,29 @@ fn plain_show(lane: u32, query: Whole) {
     }
     // A mean in the Hadamard domain meets the transformed query.
     let part = select(0u, HEAD_DIM, packed_has(packed_key_form(), PACKED_TURNED));
-    let first = query * ATTEND_STRIDE + Whole(part);
-    for (var i = lane; i < HEADS_FOURS; i += SOFTMAX_LANES) {
-        heads_shown[PLAIN_MEANS * HEADS_FOURS + i] = heads_four(first, i);
+    plain_first = query * ATTEND_STRIDE + Whole(part);
+    if PLAIN_SPARE {
+        return;
     }
+    for (var i = lane; i < HEADS_FOURS; i += SOFTMAX_LANES) {
+        heads_shown[PLAIN_MEANS * HEADS_FOURS + i] = heads_four(plain_first, i);
+    }
+}
+
+// Four channels of the queries that meet means.
+fn plain_mean_query(c: u32) -> HeadsQuery {
+    if PLAIN_SPARE {
+        return heads_given(plain_first, c);
+    }
+    return heads_query(PLAIN_MEANS * HEAD_DIM + c);
+}
+
+// The queries' block.
+fn plain_own(block: AttendBlock) -> AttendBlock {
+    if PLAIN_SPARE {
+        return plain_held;
+    }
+    return block;
 }
 
 // Puts the queries that meet the centroids before the workgroup as integers, the largest as large as
@@ -451,11 +406,12 @@ fn plain_logit(
     token: u32,
     dot: Real,
 ) -> Real {
-    let scales = plain_key_scales(mine, page, codes, token);
-    let logit = attend_logit(block, scales.x * (scales.y * dot + plain_page[mine.page]));
-    var seen = block.low <= block.high;
+    let scales = plain_key_scales(page, codes, token);
+    let own = plain_own(block);
+    let logit = attend_logit(own, scales.x * (scales.y * dot + plain_page[mine.page]));
+    var seen = own.low <= own.high;
     if (flags & PLAIN_WHOLE) == 0u {
-        seen = attend_seen(block, packed_position(page, token));
+        seen = attend_seen(own, packed_position(page, token));
     }
     return select(Real(SOFTMAX_UNSEEN), logit, seen);
 }
@@ -519,7 +475,6 @@ fn plain_round(
     var b = plain_next_words(page.w, at.y);
     var part = Real(0.0);
     if mine.page < pages {
-        plain_tables(mine, page);
         if mine.sub == 0u {
             plain_at[mine.page] = page;
             plain_flags[mine.page] = flags;
@@ -528,8 +483,8 @@ fn plain_round(
         }
         for (var piece = mine.sub; piece < HEAD_DIM / 8u; piece += params.packed.subs) {
             let mean = plain_key_means(page, piece);
-            part = heads_dot(part, heads_query(PLAIN_MEANS * HEAD_DIM + 8u * piece), mean.low);
-            part = heads_dot(part, heads_query(PLAIN_MEANS * HEAD_DIM + 8u * piece + 4u), mean.high);
+            part = heads_dot(part, plain_mean_query(8u * piece), mean.low);
+            part = heads_dot(part, plain_mean_query(8u * piece + 4u), mean.high);
         }
     }
     softmax_scratch[lane] = part;
@@ -571,7 +526,7 @@ fn plain_round(
     if live {
         for (var t = mine.sub; t < count; t += params.packed.subs) {
             let weight = plain_weigh(plain_weight[slot + t], top);
-            let scales = plain_value_scales(mine, page, value_codes, start + t);
+            let scales = plain_value_scales(page, value_codes, start + t);
             value_codes = value_codes >> 8u;
             weights += weight;
             let scaled = weight * scales.x;
@@ -601,6 +556,10 @@ fn plain_round(
 
 // Takes in the pages of a unit of `total`.
 fn plain_pages(lane: u32, block: AttendBlock, total: u32) -> PlainRun {
+    if lane == 0u {
+        plain_held = block;
+    }
+    workgroupBarrier();
     let own = attend_lane(lane);
     let mine = plain_mine(lane);
     let chunk = params.packed.chunk;
@@ -610,7 +569,7 @@ fn plain_pages(lane: u32, block: AttendBlock, total: u32) -> PlainRun {
         let pages = min(total - first, PLAIN_PAGES);
         let page = plain_place(id);
         id = plain_id(min(first + PLAIN_PAGES + mine.page, total - 1u));
-        let flags = plain_sight(block, page);
+        let flags = plain_sight(plain_own(block), page);
         for (var start = 0u; start < chunk; start += params.packed.span) {
             let count = min(chunk - start, params.packed.span);
             workgroupBarrier();

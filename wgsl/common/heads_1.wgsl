@@ -38,6 +38,11 @@ fn heads_query(c: u32) -> HeadsQuery {
     return HeadsQuery(heads_shown[c >> 2u]);
 }
 
+// Four channels of the query that starts at this word.
+fn heads_given(first: Whole, c: u32) -> HeadsQuery {
+    return HeadsQuery(heads_four(first, c >> 2u));
+}
+
 fn heads_dot(start: Real, query: HeadsQuery, row: vec4<f32>) -> Real {
     var sum = start + query.a.x * row.x;
     sum += query.a.y * row.y;

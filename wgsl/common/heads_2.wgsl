@@ -38,6 +38,11 @@ fn heads_query(c: u32) -> HeadsQuery {
     return HeadsQuery(heads_shown[c >> 1u], heads_shown[(c >> 1u) + 1u]);
 }
 
+// Four channels of the queries that start at these words.
+fn heads_given(first: Whole, c: u32) -> HeadsQuery {
+    return HeadsQuery(heads_four(first, c >> 1u), heads_four(first, (c >> 1u) + 1u));
+}
+
 fn heads_dot(start: Real, query: HeadsQuery, row: vec4<f32>) -> Real {
     var sum = start + query.a.xy * row.x;
     sum += query.a.zw * row.y;

@@ -43,6 +43,12 @@ fn heads_query(c: u32) -> HeadsQuery {
     return HeadsQuery(heads_shown[c], heads_shown[c + 1u], heads_shown[c + 2u], heads_shown[c + 3u]);
 }
 
+// Four channels of the queries that start at these words.
+fn heads_given(first: Whole, c: u32) -> HeadsQuery {
+    return HeadsQuery(heads_four(first, c), heads_four(first, c + 1u), heads_four(first, c + 2u),
+        heads_four(first, c + 3u));
+}
+
 fn heads_dot(start: Real, query: HeadsQuery, row: vec4<f32>) -> Real {
     var sum = start + query.a * row.x;
     sum += query.b * row.y;

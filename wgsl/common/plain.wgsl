@@ -1,6 +1,7 @@
 // Plain books before the workgroup, and the indices of pages that they decode. A book is held as f16,
 // which holds it exactly, or as bytes where it lies on a grid of 1/32: half the memory to read, and
-// products of integers with keys. Needs element.wgsl, attend.wgsl and heads_4.wgsl or a sibling.
+// products of integers with keys. And the scales of tokens. Needs element.wgsl, grid.wgsl, attend.wgsl,
+// attend_page.wgsl and heads_4.wgsl or a sibling.
 //
 // Wants SOFTMAX_LANES, KEY_BITS, VALUE_BITS, KEY_BYTES and VALUE_BYTES (1 where the book is held as
 // bytes); packed_key_row and packed_value_row (row) -> vec4<f32>, four numbers of the books; plain_key
@@ -270,4 +271,59 @@ fn plain_value_codes(words: vec2<u32>, odd: bool) -> vec2<u32> {
         return vec2<u32>(low & 0xffffffu, ((low >> 24u) | (high << 8u)) & 0xffffffu);
     }
     return words;
+}
+
+// Codes of both scales of four tokens, a byte each, where they have 4 bits.
+fn plain_key_codes(page: vec4<u32>, first: u32, step: u32, last: u32) -> u32 {
+    if !packed_has(packed_key_form(), PACKED_FOUR) {
+        return 0u;
+    }
+    let t = min(vec4<u32>(first, first + step, first + 2u * step, first + 3u * step), vec4<u32>(last));
+    let a = vec4<u32>(packed_key(page, params.packed.key_s1 + (t.x >> 3u)), packed_key(page, params.packed.key_s1 + (t.y >> 3u)),
+        packed_key(page, params.packed.key_s1 + (t.z >> 3u)), packed_key(page, params.packed.key_s1 + (t.w >> 3u)));
+    let b = vec4<u32>(packed_key(page, params.packed.key_s2 + (t.x >> 3u)), packed_key(page, params.packed.key_s2 + (t.y >> 3u)),
+        packed_key(page, params.packed.key_s2 + (t.z >> 3u)), packed_key(page, params.packed.key_s2 + (t.w >> 3u)));
+    return plain_pack(a, b, t);
+}
+
+fn plain_value_codes_of_four(page: vec4<u32>, first: u32, step: u32, last: u32) -> u32 {
+    if !packed_has(packed_value_form(), PACKED_FOUR) {
+        return 0u;
+    }
+    let t = min(vec4<u32>(first, first + step, first + 2u * step, first + 3u * step), vec4<u32>(last));
+    let a = vec4<u32>(packed_value(page, params.packed.value_s1 + (t.x >> 3u)), packed_value(page, params.packed.value_s1 + (t.y >> 3u)),
+        packed_value(page, params.packed.value_s1 + (t.z >> 3u)), packed_value(page, params.packed.value_s1 + (t.w >> 3u)));
+    let b = vec4<u32>(packed_value(page, params.packed.value_s2 + (t.x >> 3u)), packed_value(page, params.packed.value_s2 + (t.y >> 3u)),
+        packed_value(page, params.packed.value_s2 + (t.z >> 3u)), packed_value(page, params.packed.value_s2 + (t.w >> 3u)));
+    return plain_pack(a, b, t);
+}
+
+fn plain_pack(a: vec4<u32>, b: vec4<u32>, t: vec4<u32>) -> u32 {
+    let shift = (t & vec4<u32>(7u)) << vec4<u32>(2u);
+    let both = ((a >> shift) & vec4<u32>(15u)) | (((b >> shift) & vec4<u32>(15u)) << vec4<u32>(4u));
+    return both.x | (both.y << 8u) | (both.z << 16u) | (both.w << 24u);
+}
+
+// What a code of 4 bits on a grid of scales stands for.
+fn plain_scale(grid: vec2<f32>, code: u32) -> f32 {
+    let power = grid_value(grid, code & 15u);
+    return select(exp2(min(power, GRID_MAX_LOG)), 0.0, power < GRID_MIN_LOG);
+}
+
+fn plain_key_scales(page: vec4<u32>, codes: u32, token: u32) -> vec2<f32> {
+    if packed_has(packed_key_form(), PACKED_FOUR) {
+        let grid = params.packed.key_grid;
+        return vec2<f32>(plain_scale(grid_parts(packed_key(page, grid)), codes),
+            plain_scale(grid_parts(packed_key(page, grid + 1u)), codes >> 4u));
+    }
+    return packed_key_scales(page, token);
+}
+
+fn plain_value_scales(page: vec4<u32>, codes: u32, token: u32) -> vec2<f32> {
+    if packed_has(packed_value_form(), PACKED_FOUR) {
+        let grid = params.packed.value_grid;
+        return vec2<f32>(plain_scale(grid_parts(packed_value(page, grid)), codes),
+            plain_scale(grid_parts(packed_value(page, grid + 1u)), codes >> 4u));
+    }
+    return packed_value_scales(page, token);
 }

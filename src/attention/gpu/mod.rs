@@ -25,8 +25,10 @@ use crate::nsnquant::gpu::{hadamard_constants, rope_fours};
 use crate::shape::{MAX_HEAD_DIM, check_head_dim};
 use block::Partials;
 
-/// Workgroups that fill a large device; more splits than it takes for them only cost merging.
-const GROUPS: usize = 1024;
+/// Workgroups that fill a large device; more splits than it takes for them only cost merging. An H200 has
+/// room for some 900 of one query head at a time and for 396 of four, so that these go in one round and in
+/// two (benches/RESULTS.md).
+const GROUPS: usize = 768;
 
 /// Most splits of a kind: each is one more number that `merge` reads a channel.
 const MAX_SPLITS: usize = 256;

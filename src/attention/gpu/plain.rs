@@ -133,7 +133,8 @@ impl Shape {
             if self.bytes[side] { numbers.max(word) } else { 2 * numbers }
         };
         let shared = self.bits[0] == self.bits[1] && self.bytes[0] == self.bytes[1];
-        let queries = if self.bytes[0] { 1 } else { 2 };
+        // Four queries are spared what one or two have: see `PLAIN_SPARE`.
+        let queries = if self.bytes[0] || heads > 2 { 1 } else { 2 };
         let parts = [
             queries * 4 * heads * head_dim,
             2 * 4 * heads * if self.bytes[0] { head_dim / 4 } else { 1 },
@@ -143,7 +144,8 @@ impl Shape {
             4 * pages,
             4 * heads * pages,
             8 * pages,
-            4 * 64 * pages,
+            // Seven numbers of each query's block.
+            4 * 7 * heads,
             book(0) + if shared { 0 } else { book(1) },
             // Books of other widths, of one row each.
             5 * 16,
