@@ -94,6 +94,9 @@ impl Shape {
         let [keys, values] = self.bytes;
         // With many sums a lane, less is left to turn bytes into floats than to wait for banks.
         let values = values && self.heads < 4;
+        // Of four queries at 2 bits, products of f16 leave room for one workgroup more (0.304 ms against
+        // 0.339; at 1 and 3 bits it is the other way round, benches/RESULTS.md).
+        let keys = keys && (self.heads < 4 || self.bits[0] != Bits::Two);
         let bytes = [keys && means.dots, values && means.dots];
         let shapes = LANES.map(|lanes| Self { bytes, lanes, ..self });
         // Channels of a value, too, have a place in the memory of the weights.
