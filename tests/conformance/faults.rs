@@ -252,8 +252,8 @@ fn nsnquant() -> Vec<Planted> {
             "skipped centroids",
             encode,
             encode,
-            "max(coarse_two(c, at + 2u), coarse_two(c, at + 3u)),",
-            "max(coarse_two(c, at + 2u), coarse_two(c, at + 2u)),",
+            "return coarse_two(c, at + 3u, highest);",
+            "return coarse_two(c, at + 2u, highest);",
         )
         .by_variant(1),
         text("no slack", encode, encode, "let limit = top - four.slack;", "let limit = top;")
