@@ -100,7 +100,13 @@ fn primitives() -> Vec<Planted> {
             "found.x, ties, found.w, found.z",
             "found.x, ties, found.z, found.w",
         ),
-        text("a sink too many", select, count, "token < params.sinks", "token <= params.sinks"),
+        text(
+            "a sink too many",
+            select,
+            count,
+            "tokens < vec4<u32>(params.sinks)",
+            "tokens <= vec4<u32>(params.sinks)",
+        ),
         text(
             "NaN above numbers",
             select,
