@@ -26,6 +26,13 @@ params! {
         row_multiplier: u32,
         row_shift1: u32,
         row_shift2: u32,
+        sinks_at: u32,
+        sink_shift: u32,
+        sink_mask: u32,
+        sink_slab: u32,
+        sink_pages: u32,
+        sink_words: u32,
+        sink_offset: u32,
     }
 }
 

@@ -218,6 +218,27 @@ fn dispatches_do_not_grow_with_the_batch() -> wgkv::Result<()> {
 }
 
 /// A device that binds no more than so many bytes.
+#[test]
+fn a_few_pages_in_two_slabs_are_copied_and_answered_alike() -> wgkv::Result<()> {
+    let members: Vec<Member> = (0..8).map(|seed| member(seed, &[(4, 3, 0); 8])).collect();
+    let shape = Shape { slab_pages: 21, ..Shape::simple(64) };
+    let counted = |shape: &Shape| {
+        let batch = Batch::new(shape, &members, 0);
+        let [_, packed, _] = batch.slabs.each_ref().map(Vec::len);
+        batch
+            .gpu_counted(&PagedAttend::default())
+            .map(|(got, dispatches)| (got, packed, dispatches))
+    };
+    let (whole, one, fewest) = counted(&Shape { slab_pages: 100, ..shape.clone() })?;
+    // Queries, sinks, packed pages, merging.
+    assert_eq!((one, fewest), (1, 4));
+    let (got, two, more) = counted(&shape)?;
+    // The pages of one unit copied, then that unit, and the other slab.
+    assert_eq!((two, more), (2, 7));
+    assert_eq!(got, whole);
+    Ok(())
+}
+
 fn narrow(bytes: u64) -> Context {
     let limits = wgpu::Limits { max_storage_buffer_binding_size: bytes, ..Default::default() };
     let (device, queue) = support::device(&limits);

@@ -100,7 +100,13 @@ fn primitives() -> Vec<Planted> {
             "found.x, ties, found.w, found.z",
             "found.x, ties, found.z, found.w",
         ),
-        text("a sink too many", select, count, "token < params.sinks", "token <= params.sinks"),
+        text(
+            "a sink too many",
+            select,
+            count,
+            "tokens < vec4<u32>(params.sinks)",
+            "tokens <= vec4<u32>(params.sinks)",
+        ),
         text(
             "NaN above numbers",
             select,
@@ -252,8 +258,8 @@ fn nsnquant() -> Vec<Planted> {
             "skipped centroids",
             encode,
             encode,
-            "max(coarse_two(c, at + 2u), coarse_two(c, at + 3u)),",
-            "max(coarse_two(c, at + 2u), coarse_two(c, at + 2u)),",
+            "return coarse_two(c, at + 3u, highest);",
+            "return coarse_two(c, at + 2u, highest);",
         )
         .by_variant(1),
         text("no slack", encode, encode, "let limit = top - four.slack;", "let limit = top;")

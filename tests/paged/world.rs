@@ -576,7 +576,9 @@ impl World {
     fn close_page(&self, class: PageClass, means: &[Option<u32>], host: &[u32], device: &[u32]) {
         let layout = &self.contents.layout;
         let positions = layout.positions_offset(class);
-        let rows = means[positions..].iter().filter(|word| word.is_some()).count();
+        // Not the key scale, which follows the positions.
+        let own = &means[positions..positions + layout.rows(class)];
+        let rows = own.iter().filter(|word| word.is_some()).count();
         assert_eq!(host[positions..positions + rows], device[positions..positions + rows]);
         if class == PageClass::Sink {
             // Factors differ by one step of f16 at most.

@@ -329,11 +329,12 @@ fn main(
             var plain = 0.0;
             var rotated = 0.0;
             if group_of < MERGE_GROUPS && c < HEAD_DIM {
-                plain = sum_of(c, group_of, 0u, packed_first);
                 if params.plain != 0u {
-                    plain += sum_of(c, group_of, packed_first, packed_end);
+                    plain = sum_of(c, group_of, 0u, count);
+                } else {
+                    plain = sum_of(c, group_of, 0u, packed_first);
+                    plain += sum_of(c, group_of, packed_end, count);
                 }
-                plain += sum_of(c, group_of, packed_end, count);
                 rotated = sum_of(c + HEAD_DIM + 2u, group_of, packed_first, packed_end);
             }
             wg_part[lane] = plain;

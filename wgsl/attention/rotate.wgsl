@@ -31,15 +31,25 @@ struct Params {
     row_multiplier: u32,
     row_shift1: u32,
     row_shift2: u32,
+    // Where scales lie in sink pages of one slab: where the pages are listed, how a page's number is
+    // taken apart, the slab and its pages, and where in a page; else words of a page are 0.
+    sinks_at: u32,
+    sink_shift: u32,
+    sink_mask: u32,
+    sink_slab: u32,
+    sink_pages: u32,
+    sink_words: u32,
+    sink_offset: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> queries: array<u32>;
 @group(0) @binding(2) var<storage, read> firsts: array<u32>;
-// f16 [rows, d]; not read where there are none.
+// f16 [rows, d], or a slab of sink pages; not read where there are none.
 @group(0) @binding(3) var<storage, read> key_scales: array<u32>;
+@group(0) @binding(4) var<storage, read> lists: array<u32>;
 // q' [d], H q' [d], limit, factor, power, last position.
-@group(0) @binding(4) var<storage, read_write> prepared: array<u32>;
+@group(0) @binding(5) var<storage, read_write> prepared: array<u32>;
 
 const STRIDE: u32 = 2u * HEAD_DIM + 4u;
 const QUERY_EXPONENT: i32 = -12;
@@ -69,6 +79,17 @@ fn times_power(bits: u32, shift: i32) -> f32 {
     let exponent = i32((start >> 23u) & 255u) + shift - select(0, 149, small);
     let moved = (start & 0x807fffffu) | (u32(exponent) << 23u);
     return bitcast<f32>(select(0u, moved, exponent > 0 && (bits & 0x7fffffffu) != 0u));
+}
+
+// Where the key scale of a row starts; a row without one has none to be multiplied with.
+fn scale_word(row: u32) -> u32 {
+    if params.sink_words == 0u {
+        return row * (HEAD_DIM >> 1u);
+    }
+    let page = lists[params.sinks_at + row];
+    let index = page & params.sink_mask;
+    let held = (page >> params.sink_shift) == params.sink_slab && index < params.sink_pages;
+    return select(0u, index * params.sink_words, held) + params.sink_offset;
 }
 
 fn last_position(query: u32) -> u32 {
@@ -125,9 +146,10 @@ fn main(
         workgroupBarrier();
         let row = divide_magic(
             query, params.row_multiplier, params.row_shift1, params.row_shift2);
+        let first = scale_word(row);
         for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
             let value = times_power(query_bits(query * HEAD_DIM + c), QUERY_EXPONENT - exponent);
-            hadamard_data[c] = value * key_scale_factor(row * (HEAD_DIM >> 1u), c);
+            hadamard_data[c] = value * key_scale_factor(first, c);
         }
         hadamard_forward(lane);
         for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {

@@ -3,7 +3,7 @@
 // positions too. Pages outside the slabs are ignored. Dispatched by src/cache/gpu/pack.rs; twin
 // src/cache/cpu/pack.rs.
 // One workgroup an entry (from, to, key scale). Needs element.wgsl, hadamard.wgsl, turn.wgsl,
-// grid.wgsl, quantise.wgsl, divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl, coarse.wgsl and
+// grid.wgsl, quantise.wgsl, divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl, coarse.wgsl, pieces.wgsl and
 // encode.wgsl of common.
 
 struct Params {

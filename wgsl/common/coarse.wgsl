@@ -17,8 +17,8 @@ const COARSE_ROUND: f32 = 12582912.0;
 const COARSE_NONE: f32 = 1e-35;
 // Rows of a group, of which the highest score is kept.
 const COARSE_GROUP: u32 = 8u;
-// Groups whose highest scores are compared together.
-const COARSE_BLOCK: u32 = 4u;
+// Groups whose highest scores are compared together. More take more registers than they are worth.
+const COARSE_BLOCK: u32 = 2u;
 // Whether the rows are in workgroup memory too, where lanes read different ones at once; the scales of the
 // longest chunks leave no room for them.
 const COARSE_HELD: u32 = select(0u, COARSE, SCALES <= 512u);
@@ -96,18 +96,23 @@ fn coarse_dots(c: Coarse, row_low: u32, row_high: u32) -> vec4<i32> {
     );
 }
 
-fn coarse_two(c: Coarse, at: u32) -> vec4<i32> {
+// The higher of the scores so far and those of two rows, one after the other: there are devices that add and
+// compare in one instruction.
+fn coarse_two(c: Coarse, at: u32, highest: vec4<i32>) -> vec4<i32> {
     let rows = bitcast<vec4<u32>>(book[COARSE_ROWS + at]);
-    return max(coarse_dots(c, rows.x, rows.y), coarse_dots(c, rows.z, rows.w));
+    let first = max(coarse_dots(c, rows.x, rows.y), highest);
+    return max(coarse_dots(c, rows.z, rows.w), first);
 }
 
 // The highest scores of a group.
 fn coarse_eight(c: Coarse, group: u32) -> vec4<i32> {
     let at = group * (COARSE_GROUP / 2u);
-    return max(
-        max(coarse_two(c, at), coarse_two(c, at + 1u)),
-        max(coarse_two(c, at + 2u), coarse_two(c, at + 3u)),
-    );
+    let rows = bitcast<vec4<u32>>(book[COARSE_ROWS + at]);
+    var highest = coarse_dots(c, rows.x, rows.y);
+    highest = max(coarse_dots(c, rows.z, rows.w), highest);
+    highest = coarse_two(c, at + 1u, highest);
+    highest = coarse_two(c, at + 2u, highest);
+    return coarse_two(c, at + 3u, highest);
 }
 
 // Brings the rows to workgroup memory, the four pairs of a group exchanged so that lanes which read the same
@@ -172,18 +177,14 @@ fn coarse_nearest(lane: u32) -> vec4<u32> {
     var groups = vec4<u32>(0u);
     for (var done = COARSE_BLOCK; done <= ROWS / COARSE_GROUP; done += COARSE_BLOCK) {
         let group = ROWS / COARSE_GROUP - done;
-        let a = coarse_eight(four, group);
-        let b = coarse_eight(four, group + 1u);
-        let c = coarse_eight(four, group + 2u);
-        let d = coarse_eight(four, group + 3u);
+        let even = coarse_eight(four, group);
+        let odd = coarse_eight(four, group + 1u);
         let before = top;
-        top = max(top, max(max(a, b), max(c, d)));
+        top = max(top, max(even, odd));
         let least = top - four.slack;
         groups = select(groups, vec4<u32>(0u), least > before);
-        groups = coarse_mark(groups, d, least);
-        groups = coarse_mark(groups, c, least);
-        groups = coarse_mark(groups, b, least);
-        groups = coarse_mark(groups, a, least);
+        groups = coarse_mark(groups, odd, least);
+        groups = coarse_mark(groups, even, least);
     }
     let limit = top - four.slack;
     return coarse_settle(lane, four, limit, groups);

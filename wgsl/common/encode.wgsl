@@ -2,9 +2,8 @@
 // Hadamard transform, indices of the nearest centroids (and signs) of each piece of 8 channels.
 // Twin: src/nsnquant/cpu/encode.rs, with the same order of sums.
 // It goes over the tokens twice, in batches that fill hadamard_data: for s1 and o, then for the rest.
-// A lane owns up to four pieces of a batch, LANES apart from `lane` on.
 // Needs element.wgsl, hadamard.wgsl, turn.wgsl, grid.wgsl, quantise.wgsl, divide.wgsl, rope.wgsl,
-// key_scale.wgsl, nearest.wgsl and coarse.wgsl,
+// key_scale.wgsl, nearest.wgsl, coarse.wgsl and pieces.wgsl,
 // encode_position (place) -> u32 for the position of a token row, encode_words (word) -> vec4<u32> for
 // four words of the elements, from one on that is a multiple of 4; these bindings:
 // `book` (uniform), `centroids` (read), `key_scales` (read), `pages` (written), `params` with dtype, chunk, sign_offset, s1_offset, s2_offset, o_offset,
@@ -29,25 +28,6 @@ var<workgroup> wg_scale: array<f32, SCALES>;
 var<workgroup> wg_mean: array<f32, HEAD_DIM>;
 var<workgroup> wg_piece: array<u32, 4 * HADAMARD_LANES>;
 var<workgroup> wg_token: array<u32, BATCH>;
-
-// Token of the batch that owns a piece. Exact for places below 256 and up to 64 pieces a token.
-fn batch_token(place: u32) -> u32 {
-    return (place * PIECES_MAGIC) >> 16u;
-}
-
-fn read_piece(index: u32, live: bool) -> Piece {
-    var piece = Piece(vec4<f32>(0.0), vec4<f32>(0.0));
-    if live {
-        if params.dtype == 0u {
-            piece = Piece(element_real(encode_words(index)), element_real(encode_words(index + 4u)));
-        } else {
-            let words = encode_words(index >> 1u);
-            piece = Piece(
-                element_four(words.xy, params.dtype), element_four(words.zw, params.dtype));
-        }
-    }
-    return piece;
-}
 
 // A piece of a token divided by its s1, which is at least 1e-8.
 fn divide_piece(piece: Piece, s1: f32) -> Piece {
@@ -230,7 +210,23 @@ fn add_means(lane: u32, count: u32, row: u32) {
     for (var i = lane; i < HEAD_DIM; i += LANES) {
         let c = turn_channel_of(i);
         var sum = wg_mean[i];
-        for (var t = 0u; t < count; t++) {
+        // Tokens that lie as the eight before do, which takes no address of their own.
+        let eights = select(0u, count & ~7u, ROPE == 0u && TURN_PLAIN == 1u && PIECES >= 8u);
+        let low = vec4<u32>(
+            turn_value_at(0u, c), turn_value_at(1u, c), turn_value_at(2u, c), turn_value_at(3u, c));
+        let high = vec4<u32>(
+            turn_value_at(4u, c), turn_value_at(5u, c), turn_value_at(6u, c), turn_value_at(7u, c));
+        for (var t = 0u; t < eights; t += 8u) {
+            sum += hadamard_data[low.x + t * PIECES];
+            sum += hadamard_data[low.y + t * PIECES];
+            sum += hadamard_data[low.z + t * PIECES];
+            sum += hadamard_data[low.w + t * PIECES];
+            sum += hadamard_data[high.x + t * PIECES];
+            sum += hadamard_data[high.y + t * PIECES];
+            sum += hadamard_data[high.z + t * PIECES];
+            sum += hadamard_data[high.w + t * PIECES];
+        }
+        for (var t = eights; t < count; t++) {
             sum += still_value(t, c, row);
         }
         wg_mean[i] = sum;
@@ -290,33 +286,6 @@ fn unscale_piece(piece: Piece, key_scale: u32, channel: u32) -> Piece {
     );
 }
 
-// A piece of the batch.
-struct Place {
-    // Among the pieces of the batch, and those of its own token.
-    index: u32,
-    token: u32,
-    channel: u32,
-    // Whether there is such a piece in a batch, and in this one.
-    inside: bool,
-    live: bool,
-}
-
-// Piece `index` of the batch of `count` tokens.
-fn place_of(index: u32, count: u32) -> Place {
-    if TURN_PLAIN == 1u {
-        // Batches are full.
-        let token = index >> TURN_LOG;
-        return Place(index, token, (index & (PIECES - 1u)) << 3u, true, token < count);
-    }
-    let token = batch_token(index);
-    let channel = (index - token * PIECES) * 8u;
-    return Place(index, min(token, BATCH - 1u), channel, token < BATCH, token < min(BATCH, count));
-}
-
-fn read_place(place: Place, base: u32) -> Piece {
-    return read_piece(base + place.token * HEAD_DIM + place.channel, place.live);
-}
-
 // First scale of the token of a piece, in the batch of `count` tokens from `first` on.
 fn own_scale(place: Place, first: u32, count: u32) -> f32 {
     return wg_scale[first + min(place.token, count - 1u)];
@@ -327,34 +296,30 @@ fn leave(place: Place, value: f32) {
     wg_piece[turn_slot(place.index)] = bitcast<u32>(value);
 }
 
-// First scales of the tokens of a batch, whose elements start at `base`; the tokens stay in
-// hadamard_data. To be called by the whole workgroup.
+// First scales of the tokens of a batch, whose elements start at `base`. Where they are as the page has
+// them, the tokens go to hadamard_data, divided by them. To be called by the whole workgroup.
 fn scale_tokens(lane: u32, first: u32, count: u32, base: u32) {
+    let a = place_of(lane, count);
+    let b = place_of(lane + LANES, count);
+    let c = place_of(lane + 2u * LANES, count);
+    let d = place_of(lane + 3u * LANES, count);
+    let p = read_four(lane, count, base);
     // f16 needs no other power of two: its squares neither over- nor underflow.
     if params.dtype != 1u {
-        for (var index = lane; index < 4u * LANES; index += LANES) {
-            let place = place_of(index, count);
-            let piece = read_place(place, base);
-            wg_piece[turn_slot(index)] = max(top_bits(piece.low), top_bits(piece.high));
-        }
+        leave_top(a, p.a);
+        leave_top(b, p.b);
+        leave_top(c, p.c);
+        leave_top(d, p.d);
         workgroupBarrier();
         for (var t = lane; t < BATCH; t += LANES) {
             wg_token[t] = token_top(t, 64u << 23u) >> 23u;
         }
         workgroupBarrier();
     }
-    for (var index = lane; index < 4u * LANES; index += LANES) {
-        let place = place_of(index, count);
-        let piece = read_place(place, base);
-        var up = 1.0;
-        if params.dtype != 1u {
-            up = bitcast<f32>((255u - wg_token[place.token]) << 23u);
-        }
-        if place.inside {
-            turn_store(index, piece);
-        }
-        leave(place, square_sum(Piece(piece.low * up, piece.high * up)));
-    }
+    leave(a, square_sum(raised(a, p.a)));
+    leave(b, square_sum(raised(b, p.b)));
+    leave(c, square_sum(raised(c, p.c)));
+    leave(d, square_sum(raised(d, p.d)));
     workgroupBarrier();
     for (var t = lane; t < min(BATCH, count); t += LANES) {
         let rms = sqrt(token_sum(t) / f32(HEAD_DIM));
@@ -365,38 +330,50 @@ fn scale_tokens(lane: u32, first: u32, count: u32, base: u32) {
         wg_scale[first + t] = max(scale, MIN_SCALE);
     }
     workgroupBarrier();
+    if FORM == FORM_HALF {
+        store_divided(lane, p, first, count);
+        workgroupBarrier();
+    }
 }
 
-// Divides the tokens of a batch, which are in hadamard_data, by their first scales. To be called by the
-// whole workgroup.
-fn divide_tokens(lane: u32, first: u32, count: u32) {
-    for (var index = lane; index < 4u * LANES; index += LANES) {
-        let place = place_of(index, count);
-        if place.inside {
-            turn_store(index, divide_piece(turn_load(index), own_scale(place, first, count)));
-        }
+fn leave_top(place: Place, piece: Piece) {
+    wg_piece[turn_slot(place.index)] = max(top_bits(piece.low), top_bits(piece.high));
+}
+
+// A piece in the power of two of its token.
+fn raised(place: Place, piece: Piece) -> Piece {
+    var up = 1.0;
+    if params.dtype != 1u {
+        up = bitcast<f32>((255u - wg_token[place.token]) << 23u);
     }
-    workgroupBarrier();
+    return Piece(piece.low * up, piece.high * up);
 }
 
 // Brings the tokens of a batch, divided by their first scales, to hadamard_data. To be called by the
 // whole workgroup.
 fn load_tokens(lane: u32, first: u32, count: u32, base: u32) {
-    for (var index = lane; index < 4u * LANES; index += LANES) {
-        let place = place_of(index, count);
-        let piece = divide_piece(read_place(place, base), own_scale(place, first, count));
-        if place.inside {
-            turn_store(index, piece);
-        }
-    }
+    store_divided(lane, read_four(lane, count, base), first, count);
     workgroupBarrier();
+}
+
+fn store_divided(lane: u32, p: Four, first: u32, count: u32) {
+    let a = place_of(lane, count);
+    let b = place_of(lane + LANES, count);
+    let c = place_of(lane + 2u * LANES, count);
+    let d = place_of(lane + 3u * LANES, count);
+    store_inside(a, divide_piece(p.a, own_scale(a, first, count)));
+    store_inside(b, divide_piece(p.b, own_scale(b, first, count)));
+    store_inside(c, divide_piece(p.c, own_scale(c, first, count)));
+    store_inside(d, divide_piece(p.d, own_scale(d, first, count)));
 }
 
 // The lane's piece `number` of a batch of `count` tokens, divided by its first scale and centred; not
 // centred yet where the mean depends on the position.
-fn centred_piece(lane: u32, number: u32, first: u32, count: u32, base: u32, key_scale: u32) -> Piece {
+fn centred_piece(
+    lane: u32, number: u32, read: Piece, first: u32, count: u32, key_scale: u32,
+) -> Piece {
     let place = place_of(lane + number * LANES, count);
-    let piece = divide_piece(read_place(place, base), own_scale(place, first, count));
+    let piece = divide_piece(read, own_scale(place, first, count));
     if ROPE == 1u {
         return piece;
     }
@@ -450,11 +427,12 @@ fn store_scaled(place: Place, piece: Piece) {
 // the tokens, divided by both scales and centred, go to hadamard_data. To be called by the whole
 // workgroup.
 fn normalise(lane: u32, first: u32, count: u32, base: u32, row: u32, key_scale: u32) {
+    let read = read_four(lane, count, base);
     var p = Four(
-        centred_piece(lane, 0u, first, count, base, key_scale),
-        centred_piece(lane, 1u, first, count, base, key_scale),
-        centred_piece(lane, 2u, first, count, base, key_scale),
-        centred_piece(lane, 3u, first, count, base, key_scale),
+        centred_piece(lane, 0u, read.a, first, count, key_scale),
+        centred_piece(lane, 1u, read.b, first, count, key_scale),
+        centred_piece(lane, 2u, read.c, first, count, key_scale),
+        centred_piece(lane, 3u, read.d, first, count, key_scale),
     );
     if ROPE == 1u {
         p = centre_turned(lane, p, count, row, key_scale);
@@ -577,7 +555,6 @@ fn encode_chunk(lane: u32, chunk: u32, base: u32, row: u32, out: u32, key_scale:
     for (var first = 0u; first < chunk; first += BATCH) {
         scale_tokens(lane, first, chunk - first, base + first * HEAD_DIM);
         if FORM == FORM_HALF {
-            divide_tokens(lane, first, chunk - first);
             add_means(lane, min(BATCH, chunk - first), row + first);
         }
     }

@@ -45,9 +45,14 @@ fn main(
     workgroupBarrier();
     // A line without a span has no groups to tell apart.
     if ends.y > 0.0 {
-        for (var token = first + lane; token < last; token += WG) {
-            let level = span_level(scales[line * params.tokens + token], ends);
-            atomicAdd(&wg_bins[level >> 11u], 1u);
+        for (var token = first + lane; token < last; token += 4u * WG) {
+            let four = scores_ahead(line * params.tokens, token, last);
+            for (var i = 0u; i < 4u; i++) {
+                let level = span_level(four[i], ends);
+                if token + i * WG < last {
+                    atomicAdd(&wg_bins[level >> 11u], 1u);
+                }
+            }
         }
     }
     workgroupBarrier();

@@ -46,19 +46,23 @@ fn main(
 
     var sums = vec2<u32>(0u);
     if ends.y > 0.0 {
-        for (var token = first + lane; token < last; token += WG) {
-            let level = span_level(scales[line * params.tokens + token], ends);
-            let bin = level >> 11u;
-            let rest = level & (BINS - 1u);
-            if bin == borders.x {
-                atomicAdd(&finer[2u * line * BINS + rest], 1u);
+        for (var token = first + lane; token < last; token += 4u * WG) {
+            let four = scores_ahead(line * params.tokens, token, last);
+            for (var i = 0u; i < 4u; i++) {
+                let level = span_level(four[i], ends);
+                let own = token + i * WG < last;
+                let bin = level >> 11u;
+                let rest = level & (BINS - 1u);
+                if own && bin == borders.x {
+                    atomicAdd(&finer[2u * line * BINS + rest], 1u);
+                }
+                if own && bin == borders.z {
+                    atomicAdd(&finer[(2u * line + 1u) * BINS + rest], 1u);
+                }
+                sums += select(
+                    vec2<u32>(0u), vec2<u32>(rest),
+                    vec2<bool>(own && bin > borders.x, own && bin < borders.z));
             }
-            if bin == borders.z {
-                atomicAdd(&finer[(2u * line + 1u) * BINS + rest], 1u);
-            }
-            sums += select(
-                vec2<u32>(0u), vec2<u32>(rest),
-                vec2<bool>(bin > borders.x, bin < borders.z));
         }
     }
     wg_sums[lane] = sums;

@@ -2,7 +2,7 @@
 // Packs chunks of token rows [total_rows, d] into pages, as wgsl/common/encode.wgsl does one. Dispatched
 // by src/nsnquant/gpu/encode.rs; twin: src/nsnquant/cpu/encode.rs.
 // One workgroup a page. Needs element.wgsl, hadamard.wgsl, turn.wgsl, grid.wgsl, quantise.wgsl,
-// divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl, coarse.wgsl and encode.wgsl of common.
+// divide.wgsl, rope.wgsl, key_scale.wgsl, nearest.wgsl, coarse.wgsl, pieces.wgsl and encode.wgsl of common.
 
 struct Params {
     pages: u32,

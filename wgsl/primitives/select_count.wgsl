@@ -40,6 +40,18 @@ const SPAN: u32 = 4096u;
 
 var<workgroup> wg_bins: array<atomic<u32>, 2048>;
 
+// Keys that a lane takes in four rounds, whose scores are on their way at the same time; beyond the last
+// token the last one's.
+fn keys_ahead(base: u32, token: u32, last: u32) -> vec4<u32> {
+    let tokens = min(token + vec4<u32>(0u, WG, 2u * WG, 3u * WG), vec4<u32>(last - 1u));
+    let found = vec4<u32>(
+        scores[base + tokens.x], scores[base + tokens.y],
+        scores[base + tokens.z], scores[base + tokens.w]);
+    let keys = vec4<u32>(
+        order_key(found.x), order_key(found.y), order_key(found.z), order_key(found.w));
+    return select(keys, vec4<u32>(ORDER_SINK), tokens < vec4<u32>(params.sinks));
+}
+
 @compute @workgroup_size(256)
 fn main(
     @builtin(local_invocation_index) lane: u32,
@@ -81,11 +93,13 @@ fn main(
     if compete {
         limit = sure[row];
     }
-    for (var token = first + lane; token < last; token += WG) {
-        let key = select(order_key(scores[base + token]), ORDER_SINK, token < params.sinks);
-        let bin = bins_place(key, state, params.step);
-        if bin < BINS && (!compete || key < limit.x) {
-            atomicAdd(&wg_bins[bin], 1u);
+    for (var token = first + lane; token < last; token += 4u * WG) {
+        let keys = keys_ahead(base, token, last);
+        for (var i = 0u; i < 4u; i++) {
+            let bin = bins_place(keys[i], state, params.step);
+            if token + i * WG < last && bin < BINS && (!compete || keys[i] < limit.x) {
+                atomicAdd(&wg_bins[bin], 1u);
+            }
         }
     }
     if compete && lane == 0u && live && part == 0u {

@@ -24,6 +24,7 @@ use crate::nsnquant::Hadamard;
 use crate::nsnquant::gpu::{hadamard_constants, rope_fours};
 use crate::shape::{MAX_HEAD_DIM, check_head_dim};
 use block::Partials;
+use rotate::Scales;
 
 /// Workgroups that fill a large device; more splits than it takes for them only cost merging. An H200 has
 /// room for some 900 of one query head at a time and for 396 of four, so that these go in one round and in
@@ -117,7 +118,7 @@ pub fn attend(
     let parts: Vec<_> = buffers.iter().map(partials).collect();
     let layouts =
         packed_view.map(|packed| [packed.keys, packed.values].map(|codec| codec.layout()));
-    let scales = packed_view.and_then(|packed| packed.key_scales);
+    let scales = packed_view.and_then(|packed| packed.key_scales).map(Scales::Rows);
     let keys = layouts.map(|[keys, _]| keys);
     let prepared = rotate::record(rec, &plan, queries, None, keys, scales)?;
     if let (1.., Some(partials)) = (raw, parts.first()) {

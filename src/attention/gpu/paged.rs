@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::block::{BLOCK, Partials, stride};
-use super::rotate::{DeviceFirsts, Prepared};
+use super::rotate::{DeviceFirsts, Prepared, Scales};
 use super::tables::{DeviceTables, Launch, SLABS, Source};
 use super::view::holds;
 use super::{DeviceAttended, DeviceQueries, merge, outputs, paged_packed, paged_raw, plan, rotate};
@@ -38,7 +38,8 @@ pub struct DevicePagedView<'a> {
     /// The slabs of the layer by class ([`PageClass::index`]) and by number.
     pub slabs: [&'a [Option<wgpu::Buffer>]; 3],
     /// f16, the key scale that the packed pages of each row are under, `[rows, head_dim_k]`, if any;
-    /// that of a row without such pages is of no account.
+    /// that of a row without such pages is of no account. Scales that lie in sink pages of one slab are
+    /// found there without it.
     pub key_scales: Option<Slice<'a>>,
 }
 
@@ -56,7 +57,8 @@ pub(super) struct Units<'a> {
 /// `[members, heads, tokens, head_dim]`.
 ///
 /// There are at most five dispatches (queries, sinks, packed pages, tails, merging), and more only
-/// where the rows of a class lie in more than four slabs or partial results take more than 256 MiB.
+/// where packed pages lie in several slabs, the rows of a class in more than four, or partial results
+/// take more than 256 MiB. Up to five between queries and merging do not wait for each other.
 ///
 /// # Errors
 /// As [`attend_paged`](crate::attention::cpu::attend_paged) for shapes and settings;
@@ -119,11 +121,19 @@ pub fn attend_paged(
         }
     };
     let layouts = view.layout.packed().filter(|_| packed);
-    let scales = view.key_scales.filter(|_| packed);
-    if let Some(scales) = scales {
-        let [dim, _] = view.layout.head_dims();
-        holds("key_scales", scales, 2, tables.rows().saturating_mul(dim))?;
-    }
+    let scales = match (view.key_scales, tables.scale_slab().filter(|_| packed)) {
+        (Some(scales), _) if packed => {
+            let [dim, _] = view.layout.head_dims();
+            holds("key_scales", scales, 2, tables.rows().saturating_mul(dim))?;
+            Some(Scales::Rows(scales))
+        }
+        (None, Some(number)) => {
+            let ([slab, ..], _) = slabs(view, PageClass::Sink, &[number])?;
+            let (slab, lists, at) = ((number, slab), tables.lists(), tables.sinks_at());
+            Some(Scales::Sinks { layout: view.layout, slab, lists, at })
+        }
+        _ => None,
+    };
     let keys = layouts.map(|[keys, _]| keys);
     let prepared = rotate::record(rec, &plan, queries, firsts, keys, scales)?;
     let buffers = rounds.buffers(rec, tables)?;

@@ -7,6 +7,7 @@ use crate::attention::plan::{Firsts, Plan};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::layout::PageLayout;
+use crate::layout::pool::{PageClass, PoolLayout};
 use crate::nsnquant::Hadamard;
 use crate::shape::check_count;
 
@@ -23,6 +24,7 @@ pub(super) static KERNEL: Kernel = Kernel {
         Binding::Read("queries"),
         Binding::Read("firsts"),
         Binding::Read("key_scales"),
+        Binding::Read("lists"),
         Binding::Write("prepared"),
     ],
     params: RotateParams::LAYOUT,
@@ -38,6 +40,15 @@ pub(super) fn variants() -> Vec<Variant> {
 pub(super) struct DeviceFirsts<'a> {
     pub(super) numbers: Slice<'a>,
     pub(super) plus: u32,
+}
+
+/// Key scales of the rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scales<'a> {
+    /// f16 `[rows, head_dim_k]`.
+    Rows(Slice<'a>),
+    /// In the sink pages of the rows, which are listed from a place on, in the slab of a number.
+    Sinks { layout: &'a PoolLayout, slab: (u32, Slice<'a>), lists: Slice<'a>, at: u32 },
 }
 
 /// Queries ready for use: `[queries, 2 * head_dim_k + 4]`, the query at its fixed size, `H` times it,
@@ -58,7 +69,7 @@ pub(super) fn record(
     queries: &DeviceQueries<'_>,
     firsts: Option<DeviceFirsts<'_>>,
     packed: Option<&PageLayout>,
-    key_scales: Option<Slice<'_>>,
+    key_scales: Option<Scales<'_>>,
 ) -> Result<Prepared> {
     let stride = 2 * plan.head_dim_k as u64 + 4;
     let scaled = key_scales.filter(|_| packed.is_some());
@@ -76,7 +87,7 @@ pub(super) fn record(
         (None, Firsts::One(first)) => *first,
         _ => 0,
     };
-    let params = RotateParams {
+    let mut params = RotateParams {
         queries: plan.queries() as u32,
         dtype: queries.dtype.code(),
         packed: u32::from(packed.is_some()),
@@ -98,6 +109,22 @@ pub(super) fn record(
         row_multiplier: by_row.multiplier,
         row_shift1: by_row.shift1,
         row_shift2: by_row.shift2,
+        ..RotateParams::default()
+    };
+    let (scales, lists) = match scaled {
+        None => (queries.data, queries.data),
+        Some(Scales::Rows(rows)) => (rows, queries.data),
+        Some(Scales::Sinks { layout, slab: (number, slab), lists, at }) => {
+            let class = PageClass::Sink;
+            params.sinks_at = at;
+            params.sink_shift = layout.shift(class);
+            params.sink_mask = (1 << layout.shift(class)) - 1;
+            params.sink_slab = number;
+            params.sink_pages = layout.pages_per_slab(class);
+            params.sink_words = layout.words(class) as u32;
+            params.sink_offset = layout.scale_offset() as u32;
+            (slab, lists)
+        }
     };
     let numbers = firsts.map_or(queries.data, |firsts| firsts.numbers);
     rec.dispatch(
@@ -108,7 +135,7 @@ pub(super) fn record(
             packed.and_then(|keys| keys.scheme().signs),
         )?,
         &params,
-        &[queries.data, numbers, scaled.unwrap_or(queries.data), Slice::all(&buffer)],
+        &[queries.data, numbers, scales, lists, Slice::all(&buffer)],
         Groups(plan.queries() as u64),
     )?;
     Ok(Prepared { buffer, scaled_at })

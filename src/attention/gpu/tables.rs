@@ -1,5 +1,6 @@
 //! Page tables on the device, and which dispatches read them.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -77,6 +78,8 @@ struct Lists {
     launches: Vec<Launch>,
     slots_at: u32,
     places_at: u32,
+    sinks_at: u32,
+    scale_slab: Option<u32>,
     /// First slot of each row, and the number of all.
     slots: Vec<u32>,
     /// The slots of each buffer.
@@ -111,6 +114,7 @@ impl DeviceTables {
         let mut words = Vec::new();
         let pages = [&tables.sinks, &tables.packed, &tables.tail];
         let mut cuts = Vec::new();
+        let mut sinks_at = 0;
         for class in PageClass::ALL {
             let (index, pages) = (class.index(), pages[class.index()]);
             let starts = match class {
@@ -126,6 +130,9 @@ impl DeviceTables {
             let units = &units.units[index];
             let (cut, extra) = cut(layout, class, units, pages, before, limit);
             let pages_at = words.len() as u32;
+            if class == PageClass::Sink {
+                sinks_at = pages_at;
+            }
             words.extend_from_slice(bytemuck::cast_slice(pages));
             words.extend(extra.pages);
             let copies_at = words.len() as u32;
@@ -137,8 +144,10 @@ impl DeviceTables {
                 cuts.push((class, pages_at, items, source));
             }
         }
-        // Those of few units first: they leave room for others, but no time after them.
-        cuts.sort_by_key(|(_, _, items, _)| items.len());
+        // Those that wait for copies first, as others would wait with them; then those of few units,
+        // which leave room for others, but no time after them.
+        let copied = |source: &Source| matches!(source, Source::Collected { .. });
+        cuts.sort_by_key(|(_, _, items, source)| (!copied(source), items.len()));
         let mut parts: Vec<Vec<u32>> = vec![Vec::new(); cuts.len().clamp(1, PARTS)];
         for (index, (_, _, items, _)) in cuts.iter().enumerate() {
             parts[index % PARTS].extend(items.iter().map(|item| item.slot));
@@ -168,7 +177,18 @@ impl DeviceTables {
         let buffer = context.upload("wgkv page tables", bytemuck::cast_slice(&words))?;
         let members = tables.next.len();
         let slots = units.offsets;
-        let lists = Lists { buffer, members, launches, slots_at, places_at, slots, parts };
+        let scale_slab = scale_slab(layout, tables);
+        let lists = Lists {
+            buffer,
+            members,
+            launches,
+            slots_at,
+            places_at,
+            sinks_at,
+            scale_slab,
+            slots,
+            parts,
+        };
         let lists = Arc::new(lists);
         let (counts, next) = counts(context, &tables.next, &tables.sink_rows, &tables.tail_rows)?;
         Ok(Self { lists, counts, next })
@@ -249,6 +269,16 @@ impl DeviceTables {
         self.lists.places_at
     }
 
+    /// Where the sink page of each row is listed.
+    pub(super) fn sinks_at(&self) -> u32 {
+        self.lists.sinks_at
+    }
+
+    /// The slab of the sink pages that hold the key scales of packed pages, if all lie in one.
+    pub(crate) fn scale_slab(&self) -> Option<u32> {
+        self.lists.scale_slab
+    }
+
     /// The slots of some rows in each buffer, of which there is at least one.
     pub(super) fn parts(&self, rows: &Range<usize>) -> Vec<Range<u32>> {
         let [first, end] = [rows.start, rows.end].map(|row| self.lists.slots[row]);
@@ -279,6 +309,16 @@ fn counts(
     Ok((buffer, next.into()))
 }
 
+/// The slab of the sink pages of rows with packed pages, where these are under key scales and that is
+/// one slab.
+fn scale_slab(layout: &PoolLayout, tables: &Tables) -> Option<u32> {
+    let packed = tables.packed_offsets.windows(2).map(|pair| pair[1] > pair[0]);
+    let rows = packed.zip(&tables.sinks).filter(|(packed, _)| *packed && layout.key_scale());
+    let mut slabs = rows.map(|(_, page)| layout.slab_of(PageClass::Sink, *page));
+    let first = slabs.next()?;
+    slabs.all(|slab| slab == first).then_some(first)
+}
+
 /// Begin, first and end of the packed ones, and end of the slots of each row.
 fn slots(tables: &Tables, units: &Units) -> Vec<[u32; 4]> {
     let rows = units.offsets.windows(2).enumerate();
@@ -290,8 +330,16 @@ fn slots(tables: &Tables, units: &Units) -> Vec<[u32; 4]> {
     .collect()
 }
 
-/// Units of one slab that make a dispatch of their own worth it.
+/// Units of packed pages of one slab that make a dispatch of their own worth it, however many slabs
+/// there are.
 const MANY: usize = 64;
+/// Slabs of packed pages that have a dispatch of their own if at least `SOME` units lie in them: with
+/// other packed pages, sinks and tails, as many dispatches as need not wait for each other.
+const OWN: usize = PARTS - 3;
+const SOME: usize = 8;
+/// What is copied of packed pages instead of being read where it lies, as a part of what the pages
+/// would take as f16.
+const COPIED: u64 = 256;
 
 /// What the lists of a class hold beside its items and pages.
 #[derive(Debug, Default)]
@@ -302,11 +350,12 @@ struct Extra {
     copies: Vec<u32>,
 }
 
-/// Cuts the units of a class into dispatches by the slabs that their pages lie in. Units that lie in one
-/// slab are read by a dispatch of that slab's own, which need not ask where each word lies, unless there
-/// are few of them or they are raw, where it is asked once a page. Other slabs go in groups of as many
-/// as a dispatch binds, and a unit is read by the dispatch of its group; the pages of units that lie in
-/// several groups are collected first, of as many units at a time as take `limit` bytes.
+/// Cuts the units of a class into dispatches by the slabs that their pages lie in. Packed units that lie
+/// in one slab are read by a dispatch of that slab's own, which need not ask where each word lies, unless
+/// they are few; the pages of the others are collected first where that does not take much. Where it
+/// does, and of raw pages, of which it is asked but once a page, slabs go in groups of as many as a
+/// dispatch binds, and a unit is read by the dispatch of its group; the pages of units that lie in several
+/// groups are collected, of as many units at a time as take `limit` bytes.
 fn cut(
     layout: &PoolLayout,
     class: PageClass,
@@ -335,20 +384,29 @@ fn cut(
         of(unit).iter().all(|page| slab(page) == first).then_some(first)
     };
     let mut by_slab: BTreeMap<u32, usize> = BTreeMap::new();
-    for slab in units.iter().filter_map(alone) {
+    let packed = class == PageClass::Packed;
+    for slab in units.iter().filter_map(alone).filter(|_| packed) {
         *by_slab.entry(slab).or_default() += 1;
     }
+    let mut by_slab: Vec<(u32, usize)> = by_slab.into_iter().collect();
+    by_slab.sort_by_key(|(_, units)| Reverse(*units));
+    let enough = by_slab.iter().zip(0..).filter(|((_, units), place)| {
+        let least = if *place < OWN { SOME } else { MANY };
+        *units >= least
+    });
+    let own: BTreeSet<u32> = enough.map(|((slab, _), _)| *slab).collect();
+    let own = |unit: &Unit| alone(unit).filter(|slab| own.contains(slab));
+    let others = units.iter().filter(|unit| own(unit).is_none()).map(|unit| u64::from(unit.pages));
+    let [dim_k, dim_v] = layout.head_dims();
+    let room = (pages.len() * 2 * layout.chunk() * (dim_k + dim_v)) as u64 / COPIED;
+    let copied = packed && others.sum::<u64>() * layout.bytes(class) <= room;
     let mut within: BTreeMap<Vec<u32>, Vec<Item>> = BTreeMap::new();
     let mut across: Vec<&Unit> = Vec::new();
     for unit in units {
         let first = of(unit).first().map_or(0, group);
-        let many = |slab: &u32| {
-            class == PageClass::Packed && by_slab.get(slab).is_some_and(|n| *n >= MANY)
-        };
-        let many = alone(unit).filter(many);
-        let bound = match many {
+        let bound = match own(unit) {
             Some(slab) => vec![slab],
-            None if of(unit).iter().all(|page| group(page) == first) => numbers(first),
+            None if !copied && of(unit).iter().all(|page| group(page) == first) => numbers(first),
             None => {
                 across.push(unit);
                 continue;

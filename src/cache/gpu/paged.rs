@@ -574,8 +574,12 @@ impl PagedCache {
                 (uploaded.recounted(context, next, sink_rows, tail_rows)?, scales)
             }
             _ => {
-                let scales = ScaleLists::new(context, layout, &tables)?;
-                (DeviceTables::new(context, layout, &tables)?, scales)
+                let uploaded = DeviceTables::new(context, layout, &tables)?;
+                let scales = match uploaded.scale_slab() {
+                    Some(_) => None,
+                    None => ScaleLists::new(context, layout, &tables)?,
+                };
+                (uploaded, scales)
             }
         };
         let key_scales = match &scales {

@@ -45,6 +45,7 @@ static COUNT: Kernel = Kernel {
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/order.wgsl"),
         include_str!("../../../wgsl/common/span.wgsl"),
+        include_str!("../../../wgsl/common/ahead.wgsl"),
         include_str!("../../../wgsl/nestedkv/spread_count.wgsl"),
     ),
     bindings: &[Binding::Read("scales"), Binding::Read("extremes"), Binding::Write("counts")],
@@ -60,6 +61,7 @@ static REFINE: Kernel = Kernel {
         include_str!("../../../wgsl/common/prefix.wgsl"),
         include_str!("../../../wgsl/common/span.wgsl"),
         include_str!("../../../wgsl/common/borders.wgsl"),
+        include_str!("../../../wgsl/common/ahead.wgsl"),
         include_str!("../../../wgsl/nestedkv/spread_refine.wgsl"),
     ),
     bindings: &[

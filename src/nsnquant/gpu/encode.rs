@@ -24,6 +24,7 @@ static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/nearest.wgsl"),
         include_str!("../../../wgsl/common/key_scale.wgsl"),
         include_str!("../../../wgsl/common/coarse.wgsl"),
+        include_str!("../../../wgsl/common/pieces.wgsl"),
         include_str!("../../../wgsl/common/encode.wgsl"),
         include_str!("../../../wgsl/nsnquant/encode.wgsl"),
     ),
