@@ -30,6 +30,8 @@ use rotate::Scales;
 /// room for some 900 of one query head at a time and for 396 of four, so that these go in one round and in
 /// two (benches/RESULTS.md).
 const GROUPS: usize = 768;
+/// The same for raw rows, whose workgroups are smaller.
+const RAW_GROUPS: usize = 1024;
 
 /// Most splits of a kind: each is one more number that `merge` reads a channel.
 const MAX_SPLITS: usize = 256;
@@ -97,10 +99,10 @@ pub fn attend(
     let plan = plan(view.kv_rows, dims, queries, config.into())?;
     let attended = outputs(rec, &plan)?;
     let packed_view = view.packed.as_ref().filter(|packed| packed.pages > 0);
-    let packed = packed_view.map_or(0, |packed| splits(&plan, packed.pages));
+    let packed = packed_view.map_or(0, |packed| splits(&plan, packed.pages, GROUPS));
     let raw = match view.raw_tokens {
         0 => 0,
-        tokens => splits(&plan, tokens.div_ceil(raw::LANES)),
+        tokens => splits(&plan, tokens.div_ceil(raw::LANES), RAW_GROUPS),
     };
     let stride = block::stride(&plan, packed > 0);
     let size = |slots: usize| {
@@ -157,10 +159,11 @@ fn outputs(rec: &Recorder<'_>, plan: &Plan) -> Result<DeviceAttended> {
     })
 }
 
-/// Splits of the tokens of each row, given how many tiles all rows have together.
-fn splits(plan: &Plan, tiles: usize) -> usize {
+/// Splits of the tokens of each row, given how many tiles all rows have together, into so many
+/// workgroups.
+fn splits(plan: &Plan, tiles: usize, groups: usize) -> usize {
     let lines = plan.kv_rows * plan.per_row.div_ceil(block::BLOCK);
-    GROUPS.div_ceil(lines).min(tiles.div_ceil(plan.kv_rows)).clamp(1, MAX_SPLITS)
+    groups.div_ceil(lines).min(tiles.div_ceil(plan.kv_rows)).clamp(1, MAX_SPLITS)
 }
 
 /// What stands for the positions where attention is not causal and they are not read.
