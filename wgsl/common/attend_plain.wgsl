@@ -63,6 +63,8 @@ struct PlainRun {
     means: PlainFour,
 }
 
+// Largest logits of an eighth of the lanes.
+var<workgroup> plain_tops: array<Real, SOFTMAX_ROWS>;
 var<workgroup> plain_weight: array<Real, PLAIN_ROUND>;
 var<workgroup> plain_held: AttendBlock;
 // Of each page: where it lies, what it is skipped for, and what its mean adds to a logit or how much
@@ -402,11 +404,12 @@ fn plain_logit(
     mine: PlainMine,
     page: vec4<u32>,
     flags: u32,
+    grids: vec4<f32>,
     codes: u32,
     token: u32,
     dot: Real,
 ) -> Real {
-    let scales = plain_key_scales(page, codes, token);
+    let scales = plain_key_scales(page, grids, codes, token);
     let own = plain_own(block);
     let logit = attend_logit(own, scales.x * (scales.y * dot + plain_page[mine.page]));
     var seen = own.low <= own.high;
@@ -448,6 +451,25 @@ fn plain_sum(number: u32, filled: u32) -> Real {
         sum += softmax_scratch[number * params.packed.subs + i];
     }
     return sum;
+}
+
+// As softmax_max, without the barrier that must follow before another such call.
+fn plain_max(lane: u32, value: Real) -> Real {
+    softmax_scratch[lane] = value;
+    workgroupBarrier();
+    if lane < SOFTMAX_ROWS {
+        var best = value;
+        for (var k = 1u; k < 8u; k++) {
+            best = max(best, softmax_scratch[lane + k * SOFTMAX_ROWS]);
+        }
+        plain_tops[lane] = best;
+    }
+    workgroupBarrier();
+    var best = plain_tops[0];
+    for (var k = 1u; k < SOFTMAX_ROWS; k++) {
+        best = max(best, plain_tops[k]);
+    }
+    return best;
 }
 
 // Takes in tokens `start` to `start + count` of `pages` pages; several pages come with all their
@@ -492,11 +514,7 @@ fn plain_round(
     if lane < pages {
         plain_page[lane] = plain_sum(lane, min(params.packed.subs, HEAD_DIM / 8u));
     }
-    workgroupBarrier();
-
-    var best = Real(SOFTMAX_UNSEEN);
     if live {
-        var codes = key_codes;
         for (var t = mine.sub; t < count; t += 2u * params.packed.subs) {
             let next = t + params.packed.subs;
             let after = page.x + words * min(start + vec2<u32>(next + params.packed.subs, next + 2u * params.packed.subs), vec2<u32>(last));
@@ -510,23 +528,33 @@ fn plain_round(
                 b = y;
             }
             let dots = plain_products(sums);
-            let low = plain_logit(block, mine, page, flags, codes, start + t, dots.a);
-            let high = plain_logit(block, mine, page, flags, codes >> 8u, min(start + next, last), dots.b);
-            codes = codes >> 16u;
-            plain_weight[slot + t] = low;
-            plain_weight[slot + next] = high;
-            best = max(best, max(low, high));
+            plain_weight[slot + t] = dots.a;
+            plain_weight[slot + next] = dots.b;
         }
     }
-    let top = max((*run).top, softmax_max(lane, best));
+    workgroupBarrier();
+
+    var best = Real(SOFTMAX_UNSEEN);
+    if live {
+        let grids = plain_key_grids(page);
+        var codes = key_codes;
+        for (var t = mine.sub; t < count; t += params.packed.subs) {
+            let logit = plain_logit(block, mine, page, flags, grids, codes, start + t, plain_weight[slot + t]);
+            codes = codes >> 8u;
+            plain_weight[slot + t] = logit;
+            best = max(best, logit);
+        }
+    }
+    let top = max((*run).top, plain_max(lane, best));
     let shrink = softmax_power((*run).top - top);
     (*run).top = top;
     var weights = (*run).weights * shrink;
     var sum = Real(0.0);
     if live {
+        let grids = plain_value_grids(page);
         for (var t = mine.sub; t < count; t += params.packed.subs) {
             let weight = plain_weigh(plain_weight[slot + t], top);
-            let scales = plain_value_scales(page, value_codes, start + t);
+            let scales = plain_value_scales(page, grids, value_codes, start + t);
             value_codes = value_codes >> 8u;
             weights += weight;
             let scaled = weight * scales.x;

@@ -310,20 +310,33 @@ fn plain_scale(grid: vec2<f32>, code: u32) -> f32 {
     return select(exp2(min(power, GRID_MAX_LOG)), 0.0, power < GRID_MIN_LOG);
 }
 
-fn plain_key_scales(page: vec4<u32>, codes: u32, token: u32) -> vec2<f32> {
+// Both grids of scales, where they have 4 bits.
+fn plain_key_grids(page: vec4<u32>) -> vec4<f32> {
+    if !packed_has(packed_key_form(), PACKED_FOUR) {
+        return vec4<f32>(0.0);
+    }
+    let grid = params.packed.key_grid;
+    return vec4<f32>(grid_parts(packed_key(page, grid)), grid_parts(packed_key(page, grid + 1u)));
+}
+
+fn plain_value_grids(page: vec4<u32>) -> vec4<f32> {
+    if !packed_has(packed_value_form(), PACKED_FOUR) {
+        return vec4<f32>(0.0);
+    }
+    let grid = params.packed.value_grid;
+    return vec4<f32>(grid_parts(packed_value(page, grid)), grid_parts(packed_value(page, grid + 1u)));
+}
+
+fn plain_key_scales(page: vec4<u32>, grids: vec4<f32>, codes: u32, token: u32) -> vec2<f32> {
     if packed_has(packed_key_form(), PACKED_FOUR) {
-        let grid = params.packed.key_grid;
-        return vec2<f32>(plain_scale(grid_parts(packed_key(page, grid)), codes),
-            plain_scale(grid_parts(packed_key(page, grid + 1u)), codes >> 4u));
+        return vec2<f32>(plain_scale(grids.xy, codes), plain_scale(grids.zw, codes >> 4u));
     }
     return packed_key_scales(page, token);
 }
 
-fn plain_value_scales(page: vec4<u32>, codes: u32, token: u32) -> vec2<f32> {
+fn plain_value_scales(page: vec4<u32>, grids: vec4<f32>, codes: u32, token: u32) -> vec2<f32> {
     if packed_has(packed_value_form(), PACKED_FOUR) {
-        let grid = params.packed.value_grid;
-        return vec2<f32>(plain_scale(grid_parts(packed_value(page, grid)), codes),
-            plain_scale(grid_parts(packed_value(page, grid + 1u)), codes >> 4u));
+        return vec2<f32>(plain_scale(grids.xy, codes), plain_scale(grids.zw, codes >> 4u));
     }
     return packed_value_scales(page, token);
 }
