@@ -206,12 +206,10 @@ params! {
         base_2: u32,
         base_3: u32,
         base_4: u32,
-        listed: u32,
         slots_at: u32,
         places_at: u32,
         slots: u32,
         packed_first: u32,
-        packed_part: u32,
         hadamard_scale: f32,
         plain: u32,
     }

@@ -59,15 +59,20 @@ pub struct Kernel {
 /// * codes have as many bits as a book has rows, and books lie in arrays of that many rows;
 /// * token rows, runs and blocks of a prompt are compared with those of the tensor, for which factors, sums,
 ///   means and scores are made or checked, before anything is read or written;
+/// * the slots that are merged are those of a dispatch, or listed by the host beside their rows, and lines of
+///   sums that a workgroup takes together are as many as it has lanes;
+/// * the page of a key scale is compared with those of its slab;
 /// * a chunk to be packed starts at the last whole one of the token rows at most, its scale is the last one
 ///   at most, its page is one of those that are bound, or the chunk counts as empty; pieces, rows of a book
 ///   and places in workgroup memory count up to constants for which the arrays are laid out.
 ///
 /// The lists of units are made on the host from page tables that it checks. What these kernels read of
 /// workgroup memory they have written, so that it need not be zero before.
-const GUARDED: [&str; 5] = [
+const GUARDED: [&str; 7] = [
+    "attention/merge",
     "attention/packed_plain",
     "attention/paged_packed_plain",
+    "attention/rotate",
     "nestedkv/anchor",
     "nestedkv/anomaly_aligned",
     "nsnquant/encode",

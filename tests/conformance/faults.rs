@@ -410,8 +410,8 @@ fn attention() -> Vec<Planted> {
             BARRIER,
             merge,
             merge,
-            "fn total(lane: u32, value: f32) -> f32 {\n    wg_part[lane] = value;\n    workgroupBarrier();",
-            "fn total(lane: u32, value: f32) -> f32 {\n    wg_part[lane] = value;",
+            "wg_weight[lane] = weight;\n        workgroupBarrier();",
+            "wg_weight[lane] = weight;",
         ),
         parameter("lost last part", merge, merge, "slots", less),
         parameter(

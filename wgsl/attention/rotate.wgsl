@@ -4,7 +4,8 @@
 // two), and the last position that the query sees; behind all of them, where rows have key scales,
 // H (scale q') of each. Dispatched by src/attention/gpu/rotate.rs; twin:
 // src/attention/cpu/rotate.rs.
-// One workgroup a query. Needs element.wgsl, divide.wgsl, hadamard.wgsl and key_scale.wgsl.
+// One workgroup a query, a pair of channels a lane. Needs element.wgsl, divide.wgsl, hadamard.wgsl,
+// hadamard_pair.wgsl and key_scale.wgsl.
 
 struct Params {
     queries: u32,
@@ -49,42 +50,50 @@ struct Params {
 @group(0) @binding(3) var<storage, read> key_scales: array<u32>;
 @group(0) @binding(4) var<storage, read> lists: array<u32>;
 // q' [d], H q' [d], limit, factor, power, last position.
-@group(0) @binding(5) var<storage, read_write> prepared: array<u32>;
+@group(0) @binding(5) var<storage, read_write> prepared: array<vec2<u32>>;
 
-const STRIDE: u32 = 2u * HEAD_DIM + 4u;
+const PAIRS: u32 = HEAD_DIM / 2u;
 const QUERY_EXPONENT: i32 = -12;
 const MIN_EXPONENT: i32 = -100;
 
-var<workgroup> wg_exponent: atomic<u32>;
+var<workgroup> wg_largest: atomic<u32>;
 
 fn power(exponent: i32) -> f32 {
     return bitcast<f32>(u32(exponent + 127) << 23u);
 }
 
-// The stored bits of an element of the query, 0 where it is not finite.
-fn query_bits(index: u32) -> u32 {
-    let word = queries[element_word(index, params.dtype)];
-    let bits = element_bits(word, index, params.dtype);
-    return select(0u, bits, element_finite(bits));
+// The stored bits of a pair of elements, 0 where one is not finite.
+fn query_bits(pair: u32) -> vec2<u32> {
+    let wide = params.dtype == 0u;
+    let word = queries[select(pair, 2u * pair, wide)];
+    var bits = vec2<u32>(word);
+    if wide {
+        bits.y = queries[2u * pair + 1u];
+    } else {
+        bits = vec2<u32>(
+            element_bits(word, 0u, params.dtype), element_bits(word, 1u, params.dtype));
+    }
+    let finite = vec2<bool>(element_finite(bits.x), element_finite(bits.y));
+    return select(vec2<u32>(0u), bits, finite);
 }
 
-// The number of these bits times 2^shift, where that is not below f32's normal range; else 0. In
+// The numbers of these bits times 2^shift, where that is not below f32's normal range; else 0. In
 // integers, since the power alone may be beyond f32 and small numbers may read as 0.
-fn times_power(bits: u32, shift: i32) -> f32 {
-    let mantissa = bits & 0x7fffffu;
-    let old = (bits >> 23u) & 255u;
-    let whole = bitcast<u32>(f32(mantissa));
-    let small = old == 0u;
-    let start = select(bits, whole | (bits & 0x80000000u), small);
-    let exponent = i32((start >> 23u) & 255u) + shift - select(0, 149, small);
-    let moved = (start & 0x807fffffu) | (u32(exponent) << 23u);
-    return bitcast<f32>(select(0u, moved, exponent > 0 && (bits & 0x7fffffffu) != 0u));
+fn times_power(bits: vec2<u32>, shift: i32) -> vec2<f32> {
+    let whole = bitcast<vec2<u32>>(vec2<f32>(bits & vec2<u32>(0x7fffffu)));
+    let small = (bits & vec2<u32>(0x7f800000u)) == vec2<u32>(0u);
+    let start = select(bits, whole | (bits & vec2<u32>(0x80000000u)), small);
+    let old = vec2<i32>((start >> vec2<u32>(23u)) & vec2<u32>(255u));
+    let exponent = old + vec2<i32>(shift) - select(vec2<i32>(0), vec2<i32>(149), small);
+    let moved = (start & vec2<u32>(0x807fffffu)) | (vec2<u32>(exponent) << vec2<u32>(23u));
+    let kept = (exponent > vec2<i32>(0)) & ((bits & vec2<u32>(0x7fffffffu)) != vec2<u32>(0u));
+    return bitcast<vec2<f32>>(select(vec2<u32>(0u), moved, kept));
 }
 
 // Where the key scale of a row starts; a row without one has none to be multiplied with.
 fn scale_word(row: u32) -> u32 {
     if params.sink_words == 0u {
-        return row * (HEAD_DIM >> 1u);
+        return row * PAIRS;
     }
     let page = lists[params.sinks_at + row];
     let index = page & params.sink_mask;
@@ -96,13 +105,16 @@ fn last_position(query: u32) -> u32 {
     if params.causal == 0u {
         return 0xffffffffu;
     }
-    let head = divide_magic(
-        query, params.tokens_multiplier, params.tokens_shift1, params.tokens_shift2);
     var first = params.first;
     if params.own != 0u {
         first += firsts[divide_magic(
             query, params.member_multiplier, params.member_shift1, params.member_shift2)];
     }
+    if params.tokens == 1u {
+        return first;
+    }
+    let head = divide_magic(
+        query, params.tokens_multiplier, params.tokens_shift1, params.tokens_shift2);
     return first + (query - head * params.tokens);
 }
 
@@ -112,61 +124,53 @@ fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
-    let place = group.y * groups.x + group.x;
-    let live = place < params.queries;
-    let query = min(place, params.queries - 1u);
+    let query = group.y * groups.x + group.x;
+    if query >= params.queries {
+        return;
+    }
+    let own = min(lane, PAIRS - 1u);
+    let bits = query_bits(query * PAIRS + own);
+    // What does not wait for the query comes while it is on its way.
     if lane == 0u {
-        atomicStore(&wg_exponent, 0u);
+        atomicStore(&wg_largest, 0u);
     }
-    workgroupBarrier();
-    for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
-        atomicMax(&wg_exponent, (query_bits(query * HEAD_DIM + c) >> 23u) & 255u);
-    }
-    workgroupBarrier();
-    let exponent = max(i32(atomicLoad(&wg_exponent)) - 127, MIN_EXPONENT);
-    let base = query * STRIDE;
-    for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
-        let value = times_power(query_bits(query * HEAD_DIM + c), QUERY_EXPONENT - exponent);
-        hadamard_data[c] = value;
-        if live {
-            prepared[base + c] = bitcast<u32>(value);
-        }
-    }
-    if params.packed != 0u {
-        hadamard_forward(lane);
-        for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
-            if live {
-                let rotated = hadamard_data[c] * params.hadamard_scale;
-                prepared[base + HEAD_DIM + c] = bitcast<u32>(rotated);
-            }
-        }
-    }
+    let last = last_position(query);
+    var factors = 0u;
     if params.scaled_at != 0u {
-        // All have read what they wrote of the transform before.
-        workgroupBarrier();
         let row = divide_magic(
             query, params.row_multiplier, params.row_shift1, params.row_shift2);
-        let first = scale_word(row);
-        for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
-            let value = times_power(query_bits(query * HEAD_DIM + c), QUERY_EXPONENT - exponent);
-            hadamard_data[c] = value * key_scale_factor(first, c);
-        }
-        hadamard_forward(lane);
-        for (var c = lane; c < HEAD_DIM; c += HADAMARD_LANES) {
-            if live {
-                let scaled = hadamard_data[c] * params.hadamard_scale;
-                prepared[params.scaled_at + query * HEAD_DIM + c] = bitcast<u32>(scaled);
-            }
-        }
+        factors = key_scales[scale_word(row) + own];
     }
-    if lane == 0u && live {
+    workgroupBarrier();
+    atomicMax(&wg_largest, max(bits.x & 0x7fffffffu, bits.y & 0x7fffffffu));
+    workgroupBarrier();
+    let exponent = max(i32(atomicLoad(&wg_largest) >> 23u) - 127, MIN_EXPONENT);
+    let value = times_power(bits, QUERY_EXPONENT - exponent);
+    // Pairs from here on.
+    let base = query * (HEAD_DIM + 2u);
+    if lane < PAIRS {
+        prepared[base + lane] = bitcast<vec2<u32>>(value);
+    }
+    if lane == 0u {
         let lost = exponent - QUERY_EXPONENT;
         let boost = select(0, 64, lost > 60);
         let limit = power(clamp(params.limit - lost, -126, 126));
-        prepared[base + 2u * HEAD_DIM] = bitcast<u32>(limit);
         let factor = params.scale * power(lost - boost);
-        prepared[base + 2u * HEAD_DIM + 1u] = bitcast<u32>(factor);
-        prepared[base + 2u * HEAD_DIM + 2u] = u32(boost);
-        prepared[base + 2u * HEAD_DIM + 3u] = last_position(query);
+        prepared[base + HEAD_DIM] = vec2<u32>(bitcast<u32>(limit), bitcast<u32>(factor));
+        prepared[base + HEAD_DIM + 1u] = vec2<u32>(u32(boost), last);
+    }
+    // Queries as they are, then those under key scales.
+    let passes = params.packed + select(0u, 1u, params.scaled_at != 0u);
+    for (var pass_of = 0u; pass_of < passes; pass_of++) {
+        var held = value;
+        var to = base + PAIRS;
+        if pass_of == 1u {
+            held *= vec2<f32>(key_scale_of(factors, 0u), key_scale_of(factors, 1u));
+            to = (params.scaled_at >> 1u) + query * PAIRS;
+        }
+        let rotated = hadamard_pair_forward(lane, own, held) * params.hadamard_scale;
+        if lane < PAIRS {
+            prepared[to + lane] = bitcast<vec2<u32>>(rotated);
+        }
     }
 }

@@ -7,7 +7,12 @@ const KEY_SCALE_MOST: f32 = 1024.0;
 // The factor of a channel of the scale that starts at word `first`; one that no encoder made counts
 // as 1.
 fn key_scale_factor(first: u32, channel: u32) -> f32 {
-    let value = element_read(key_scales[first + (channel >> 1u)], channel, 1u);
+    return key_scale_of(key_scales[first + (channel >> 1u)], channel);
+}
+
+// The same, of the word that it lies in.
+fn key_scale_of(word: u32, channel: u32) -> f32 {
+    let value = element_read(word, channel, 1u);
     return select(1.0, value, value >= KEY_SCALE_LEAST && value <= KEY_SCALE_MOST);
 }
 

@@ -14,6 +14,9 @@ pub(super) const BLOCK: usize = 4;
 /// wait for each other, others need not.
 pub(super) const PARTS: usize = 5;
 
+/// Least bytes of a buffer of partial results: `merge` reads two numbers at a time.
+pub(super) const PARTIAL_LEAST: u64 = 8;
+
 /// Partial results of some queries of each row, slot after slot, in one of the buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Partials<'a> {

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::block::Partials;
+use super::block::{PARTS, Partials};
 use super::{DeviceAttended, hadamard_variant, hadamard_variants};
 use crate::attention::params::MergeParams;
 use crate::attention::plan::Plan;
@@ -16,6 +16,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     source: concat!(
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/hadamard_pair.wgsl"),
         include_str!("../../../wgsl/attention/merge.wgsl"),
     ),
     bindings: &[
@@ -34,8 +35,19 @@ pub(super) static KERNEL: Kernel = Kernel {
 /// Invocations of a workgroup: several share a channel, since there are few workgroups.
 const LANES: u32 = 256;
 
+/// The variants are for slots that are listed or not, and for so many parts at most.
+const KINDS: [(bool, usize); 5] = [(false, 1), (false, 2), (true, 1), (true, 3), (true, PARTS)];
+
 pub(super) fn variants() -> Vec<Variant> {
-    hadamard_variants(LANES)
+    let all = || hadamard_variants(|_| LANES).into_iter();
+    let of_kind = |kind| all().map(move |own| with_kind(own, kind));
+    KINDS.into_iter().flat_map(of_kind).collect()
+}
+
+fn with_kind(mut variant: Variant, (listed, parts): (bool, usize)) -> Variant {
+    let own = [("MERGE_LISTED", u32::from(listed)), ("MERGE_PARTS", parts as u32)];
+    variant.constants.extend(own);
+    variant
 }
 
 /// The slots of rows.
@@ -72,7 +84,7 @@ pub(super) fn record(
         span_multiplier: by_span.multiplier,
         span_shift1: by_span.shift1,
         span_shift2: by_span.shift2,
-        stride: partials.stride as u32,
+        stride: (partials.stride / 2) as u32,
         base_0: base(0),
         base_1: base(1),
         base_2: base(2),
@@ -86,23 +98,25 @@ pub(super) fn record(
         Slots::Same { raw, packed } => {
             params.slots = (raw + packed) as u32;
             params.packed_first = raw as u32;
-            params.packed_part = parts.len() as u32 - 1;
             Slice::all(partials.buffer)
         }
         Slots::Listed { lists, at, places_at } => {
-            params.listed = 1;
             params.slots_at = at;
             params.places_at = places_at;
             lists
         }
     };
     // What stands for parts that there are not.
-    let none = Slice { size: 4, ..Slice::all(partials.buffer) };
+    let none = Slice { size: 8, ..Slice::all(partials.buffer) };
     let part = |part: usize| parts.get(part).map_or(none, |partials| Slice::all(partials.buffer));
     let [out, lse] = [&attended.out, &attended.lse].map(Slice::all);
+    let signs = packed.and_then(|values| values.scheme().signs);
+    let listed = matches!(slots, Slots::Listed { .. });
+    let fits = |kind: &&(bool, usize)| kind.0 == listed && kind.1 >= parts.len();
+    let kind = KINDS.iter().find(fits).copied().unwrap_or((listed, PARTS));
     rec.dispatch(
         &KERNEL,
-        &hadamard_variant(LANES, plan.head_dim_v, packed.and_then(|values| values.scheme().signs))?,
+        &with_kind(hadamard_variant(LANES, plan.head_dim_v, signs)?, kind),
         &params,
         &[lists, part(0), part(1), part(2), part(3), part(4), out, lse],
         Groups((rows.len() * partials.span()) as u64),

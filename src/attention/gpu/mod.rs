@@ -23,7 +23,7 @@ use crate::gpu::{Kernel, Recorder, Slice, Variant};
 use crate::nsnquant::Hadamard;
 use crate::nsnquant::gpu::{hadamard_constants, rope_fours};
 use crate::shape::{MAX_HEAD_DIM, check_head_dim};
-use block::Partials;
+use block::{PARTIAL_LEAST, Partials};
 use rotate::Scales;
 
 /// Workgroups that fill a large device; more splits than it takes for them only cost merging. An H200 has
@@ -106,7 +106,8 @@ pub fn attend(
     };
     let stride = block::stride(&plan, packed > 0);
     let size = |slots: usize| {
-        (plan.queries() as u64).saturating_mul(slots as u64).saturating_mul(4 * stride as u64)
+        let results = (plan.queries() as u64).saturating_mul(slots as u64);
+        results.saturating_mul(4 * stride as u64).max(PARTIAL_LEAST)
     };
     let own = match (raw, packed) {
         (0, slots) | (slots, 0) => vec![slots],
@@ -203,11 +204,12 @@ fn rope_constants_of_all() -> impl Iterator<Item = Vec<(&'static str, u32)>> {
     })
 }
 
-/// Variants of a stage that transforms one row, for each head dimension and with signs.
-fn hadamard_variants(lanes: u32) -> Vec<Variant> {
+/// Variants of a stage that transforms one row in workgroups of so many invocations, for each head
+/// dimension and with signs.
+fn hadamard_variants(lanes: impl Fn(usize) -> u32) -> Vec<Variant> {
     let plain = head_dims().map(|dim| (dim, None));
     let all = plain.chain([(64, Some(1)), (80, Some(1))]);
-    all.filter_map(|(dim, seed)| hadamard_variant(lanes, dim, seed).ok()).collect()
+    all.filter_map(|(dim, seed)| hadamard_variant(lanes(dim), dim, seed).ok()).collect()
 }
 
 /// The variant of a stage that transforms one row of a head dimension in a workgroup, with signs from

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::block::{BLOCK, Partials, stride};
+use super::block::{BLOCK, PARTIAL_LEAST, Partials, stride};
 use super::rotate::{DeviceFirsts, Prepared, Scales};
 use super::tables::{DeviceTables, Launch, SLABS, Source};
 use super::view::holds;
@@ -299,6 +299,7 @@ impl Rounds {
             }
         }
         let bytes = |slots: usize| (4 * self.span * self.stride) as u64 * slots as u64;
+        let bytes = |slots: usize| bytes(slots).max(PARTIAL_LEAST);
         let create = |slots| rec.context().create("wgkv attention partials", bytes(slots));
         slots.into_iter().map(create).collect()
     }

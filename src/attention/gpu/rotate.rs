@@ -17,6 +17,7 @@ pub(super) static KERNEL: Kernel = Kernel {
         include_str!("../../../wgsl/common/element.wgsl"),
         include_str!("../../../wgsl/common/divide.wgsl"),
         include_str!("../../../wgsl/common/hadamard.wgsl"),
+        include_str!("../../../wgsl/common/hadamard_pair.wgsl"),
         include_str!("../../../wgsl/common/key_scale.wgsl"),
         include_str!("../../../wgsl/attention/rotate.wgsl"),
     ),
@@ -31,7 +32,12 @@ pub(super) static KERNEL: Kernel = Kernel {
 };
 
 pub(super) fn variants() -> Vec<Variant> {
-    hadamard_variants(HADAMARD_LANES)
+    hadamard_variants(lanes)
+}
+
+/// Invocations of a workgroup: one a pair of channels.
+fn lanes(head_dim: usize) -> u32 {
+    (head_dim as u32 / 2).next_multiple_of(32).max(HADAMARD_LANES)
 }
 
 /// Numbers that lie on the device, one a member of the batch, and what is added to each to give the
@@ -130,7 +136,7 @@ pub(super) fn record(
     rec.dispatch(
         &KERNEL,
         &hadamard_variant(
-            HADAMARD_LANES,
+            lanes(plan.head_dim_k),
             plan.head_dim_k,
             packed.and_then(|keys| keys.scheme().signs),
         )?,
