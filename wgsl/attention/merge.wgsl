@@ -86,27 +86,85 @@ fn ordered(bits: i32) -> i32 {
     return bits ^ ((bits >> 31u) & 0x7fffffff);
 }
 
-// The pair at a place. Every part is asked, as loads that wait for a branch wait for each other.
+// The pair at a place.
 fn pair_at(place: u32) -> vec2<f32> {
     if MERGE_PARTS == 1u {
         return partials_0[place];
     }
-    let part = place >> PART_SHIFT;
     let at = place & PART_MASK;
-    let a = partials_0[select(0u, at, part == 0u)];
-    let b = partials_1[select(0u, at, part == 1u)];
-    let ab = select(a, b, part == 1u);
-    if MERGE_PARTS == 2u {
-        return ab;
+    switch place >> PART_SHIFT {
+        case 1u: {
+            return partials_1[at];
+        }
+        case 2u: {
+            return partials_2[at];
+        }
+        case 3u: {
+            return partials_3[at];
+        }
+        case 4u: {
+            return partials_4[at];
+        }
+        default: {
+            return partials_0[at];
+        }
     }
-    let c = partials_2[select(0u, at, part == 2u)];
-    let abc = select(ab, c, part == 2u);
-    if MERGE_PARTS == 3u {
-        return abc;
+}
+
+struct Four {
+    a: vec2<f32>,
+    b: vec2<f32>,
+    c: vec2<f32>,
+    d: vec2<f32>,
+}
+
+fn four_0(at: vec4<u32>) -> Four {
+    return Four(partials_0[at.x], partials_0[at.y], partials_0[at.z], partials_0[at.w]);
+}
+
+fn four_1(at: vec4<u32>) -> Four {
+    return Four(partials_1[at.x], partials_1[at.y], partials_1[at.z], partials_1[at.w]);
+}
+
+fn four_2(at: vec4<u32>) -> Four {
+    return Four(partials_2[at.x], partials_2[at.y], partials_2[at.z], partials_2[at.w]);
+}
+
+fn four_3(at: vec4<u32>) -> Four {
+    return Four(partials_3[at.x], partials_3[at.y], partials_3[at.z], partials_3[at.w]);
+}
+
+fn four_4(at: vec4<u32>) -> Four {
+    return Four(partials_4[at.x], partials_4[at.y], partials_4[at.z], partials_4[at.w]);
+}
+
+// The pairs at four places.
+fn four_at(places: vec4<u32>) -> Four {
+    let part = places.x >> PART_SHIFT;
+    if MERGE_PARTS > 1u && any((places >> vec4<u32>(PART_SHIFT)) != vec4<u32>(part)) {
+        return Four(pair_at(places.x), pair_at(places.y), pair_at(places.z), pair_at(places.w));
     }
-    let d = partials_3[select(0u, at, part == 3u)];
-    let e = partials_4[select(0u, at, part == 4u)];
-    return select(select(abc, d, part == 3u), e, part == 4u);
+    let at = places & vec4<u32>(PART_MASK);
+    if MERGE_PARTS == 1u {
+        return four_0(at);
+    }
+    switch part {
+        case 1u: {
+            return four_1(at);
+        }
+        case 2u: {
+            return four_2(at);
+        }
+        case 3u: {
+            return four_3(at);
+        }
+        case 4u: {
+            return four_4(at);
+        }
+        default: {
+            return four_0(at);
+        }
+    }
 }
 
 // Begin, first and end of the packed ones, and end of the slots of a row.
@@ -187,10 +245,12 @@ fn main(
         workgroupBarrier();
         for (var round = 0u; round < lines; round += 4u * MERGE_GROUPS) {
             let line = round + (line_of & (MERGE_GROUPS - 1u));
-            let a = pair_at(wg_place[line] + own);
-            let b = pair_at(wg_place[line + MERGE_GROUPS] + own);
-            let c = pair_at(wg_place[line + 2u * MERGE_GROUPS] + own);
-            let d = pair_at(wg_place[line + 3u * MERGE_GROUPS] + own);
+            let four = four_at(vec4<u32>(own) + vec4<u32>(wg_place[line], wg_place[line + MERGE_GROUPS],
+                wg_place[line + 2u * MERGE_GROUPS], wg_place[line + 3u * MERGE_GROUPS]));
+            let a = four.a;
+            let b = four.b;
+            let c = four.c;
+            let d = four.d;
             // In the midst of the first round, so that its sums are on their way meanwhile.
             if round == 0u {
                 if once {

@@ -49,12 +49,8 @@ fn grid_half(value: f32) -> u32 {
     return element_half(bitcast<u32>(value));
 }
 
-// Low end and step of a grid. Where both exponents are normal, the conversion is exact everywhere.
+// Low end and step of a grid.
 fn grid_parts(word: u32) -> vec2<f32> {
-    let exponents = ((word & 0x7c007c00u) + 0x04000400u) & 0x78007800u;
-    if ((exponents + 0x78007800u) & 0x80008000u) == 0x80008000u {
-        return unpack2x16float(word);
-    }
     return vec2<f32>(element_read(word, 0u, 1u), element_read(word, 1u, 1u));
 }
 
