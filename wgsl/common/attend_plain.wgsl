@@ -63,15 +63,14 @@ struct PlainRun {
     means: PlainFour,
 }
 
-// Largest logits of an eighth of the lanes.
-var<workgroup> plain_tops: array<Real, SOFTMAX_ROWS>;
 var<workgroup> plain_weight: array<Real, PLAIN_ROUND>;
 var<workgroup> plain_held: AttendBlock;
 // Of each page: where it lies, what it is skipped for, and what its mean adds to a logit or how much
 // of its mean is added to the values.
 var<workgroup> plain_at: array<vec4<u32>, PLAIN_PAGES>;
 var<workgroup> plain_flags: array<u32, PLAIN_PAGES>;
-var<workgroup> plain_page: array<Real, PLAIN_PAGES>;
+// Between the two, the largest logits of an eighth of the lanes.
+var<workgroup> plain_page: array<Real, max(PLAIN_PAGES, SOFTMAX_ROWS)>;
 // Of each page: the grid of the mean of its values.
 var<workgroup> plain_grids: array<vec2<f32>, PLAIN_PAGES>;
 // What is to be done with a page; whose positions ascend where the kernel says so.
@@ -453,7 +452,8 @@ fn plain_sum(number: u32, filled: u32) -> Real {
     return sum;
 }
 
-// As softmax_max, without the barrier that must follow before another such call.
+// As softmax_max, by way of plain_page, whose numbers must be done with; a barrier must follow before it is
+// written to again.
 fn plain_max(lane: u32, value: Real) -> Real {
     softmax_scratch[lane] = value;
     workgroupBarrier();
@@ -462,12 +462,12 @@ fn plain_max(lane: u32, value: Real) -> Real {
         for (var k = 1u; k < 8u; k++) {
             best = max(best, softmax_scratch[lane + k * SOFTMAX_ROWS]);
         }
-        plain_tops[lane] = best;
+        plain_page[lane] = best;
     }
     workgroupBarrier();
-    var best = plain_tops[0];
+    var best = plain_page[0];
     for (var k = 1u; k < SOFTMAX_ROWS; k++) {
-        best = max(best, plain_tops[k]);
+        best = max(best, plain_page[k]);
     }
     return best;
 }

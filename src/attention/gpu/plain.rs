@@ -142,11 +142,10 @@ impl Shape {
             queries * 4 * heads * head_dim,
             2 * 4 * heads * if self.bytes[0] { head_dim / 4 } else { 1 },
             4 * heads * lanes,
-            4 * heads * (lanes / 8),
             4 * heads * TOKENS * lanes,
             16 * pages,
             4 * pages,
-            4 * heads * pages,
+            4 * heads * pages.max(lanes / 8),
             8 * pages,
             // Seven numbers of each query's block.
             4 * 7 * heads,
