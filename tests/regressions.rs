@@ -440,3 +440,21 @@ fn pages_of_an_odd_number_of_words_lie_side_by_side() {
     // A code that falls on the other side of a near tie moves one of 150 rows.
     assert!(apart <= 1e-2 * norm(&mut expected.iter().copied()), "{apart}");
 }
+
+// A lane takes 32 factors, and each branch more doubled the time that SwiftShader's compiler took for them.
+#[test]
+fn key_scales_are_held_to_their_limits_without_a_branch() {
+    use naga::Statement;
+    let source = concat!(
+        "@group(0) @binding(0) var<storage, read> key_scales: array<u32>;\n",
+        include_str!("../wgsl/common/key_scale.wgsl"),
+    );
+    let module = naga::front::wgsl::parse_str(source).unwrap();
+    assert!(module.functions.len() > 1);
+    for (_, function) in module.functions.iter() {
+        let plain = |s: &Statement| {
+            matches!(s, Statement::Emit(_) | Statement::Call { .. } | Statement::Return { .. })
+        };
+        assert!(function.body.iter().all(plain), "{:?}", function.name);
+    }
+}
