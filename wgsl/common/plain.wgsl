@@ -3,19 +3,18 @@
 // products of integers with keys. And the scales of tokens. Needs element.wgsl, grid.wgsl, attend.wgsl,
 // attend_page.wgsl and heads_4.wgsl or a sibling.
 //
-// Wants SOFTMAX_LANES, KEY_BITS, VALUE_BITS, KEY_BYTES and VALUE_BYTES (1 where the book is held as
-// bytes); packed_key_row and packed_value_row (row) -> vec4<f32>, four numbers of the books; plain_key
+// Wants SOFTMAX_LANES, KEY_BITS, VALUE_BITS and PLAIN_BYTES (1 where books are held as bytes); packed_key_row and packed_value_row (row) -> vec4<f32>, four numbers of the books; plain_key
 // and plain_value (slab, at) -> u32, a word of keys or values.
 
-const PLAIN_SHARED: bool = KEY_BITS == VALUE_BITS && KEY_BYTES == VALUE_BYTES;
+const PLAIN_SHARED: bool = KEY_BITS == VALUE_BITS;
 // What a byte of a book counts in.
 const PLAIN_UNIT: f32 = 0.03125;
 
 const KEY_ROWS: u32 = select(256u, 64u, KEY_BITS == 3u);
 const VALUE_ROWS: u32 = select(256u, 64u, VALUE_BITS == 3u);
 // Words of a row: 8, 4 or 2 channels of f16 or bytes.
-const KEY_WORDS: u32 = select(select(1u, 2u, KEY_BITS == 2u), 4u, KEY_BITS == 1u) >> select(KEY_BYTES, 0u, KEY_BITS > 2u);
-const VALUE_WORDS: u32 = select(select(1u, 2u, VALUE_BITS == 2u), 4u, VALUE_BITS == 1u) >> select(VALUE_BYTES, 0u, VALUE_BITS > 2u);
+const KEY_WORDS: u32 = select(select(1u, 2u, KEY_BITS == 2u), 4u, KEY_BITS == 1u) >> select(PLAIN_BYTES, 0u, KEY_BITS > 2u);
+const VALUE_WORDS: u32 = select(select(1u, 2u, VALUE_BITS == 2u), 4u, VALUE_BITS == 1u) >> select(PLAIN_BYTES, 0u, VALUE_BITS > 2u);
 const KEY_ONES: u32 = select(1u, KEY_ROWS, KEY_WORDS == 1u);
 const KEY_TWOS: u32 = select(1u, KEY_ROWS, KEY_WORDS == 2u);
 const KEY_FOURS: u32 = select(1u, KEY_ROWS, KEY_WORDS == 4u);
@@ -58,7 +57,7 @@ fn plain_half(pairs: vec4<f32>, row: u32) -> vec4<f32> {
 }
 
 fn plain_key_row(row: u32) -> vec4<u32> {
-    let bytes = KEY_BYTES == 1u;
+    let bytes = PLAIN_BYTES == 1u;
     if KEY_BITS == 1u {
         return plain_row(packed_key_row(2u * row), packed_key_row(2u * row + 1u), bytes);
     } else if KEY_BITS == 2u {
@@ -68,7 +67,7 @@ fn plain_key_row(row: u32) -> vec4<u32> {
 }
 
 fn plain_value_row(row: u32) -> vec4<u32> {
-    let bytes = VALUE_BYTES == 1u;
+    let bytes = PLAIN_BYTES == 1u;
     if VALUE_BITS == 1u {
         return plain_row(packed_value_row(2u * row), packed_value_row(2u * row + 1u), bytes);
     } else if VALUE_BITS == 2u {
@@ -197,21 +196,20 @@ fn plain_value_bytes(code: u32) -> vec2<u32> {
     );
 }
 
-// Eight channels of a value; from bytes in their unit.
+// Eight channels of a value from a book of f16.
 fn plain_value_piece(code: u32) -> AttendPiece {
-    if VALUE_BYTES == 0u {
-        if PLAIN_SHARED {
-            return plain_key_halves(code);
-        }
-        return plain_value_halves(code);
-    }
-    var words: vec2<u32>;
     if PLAIN_SHARED {
-        words = plain_key_bytes(code);
-    } else {
-        words = plain_value_bytes(code);
+        return plain_key_halves(code);
     }
-    return AttendPiece(vec4<f32>(unpack4xI8(words.x)), vec4<f32>(unpack4xI8(words.y)));
+    return plain_value_halves(code);
+}
+
+// The same from a book of bytes.
+fn plain_value_words_of(code: u32) -> vec2<u32> {
+    if PLAIN_SHARED {
+        return plain_key_bytes(code);
+    }
+    return plain_value_bytes(code);
 }
 
 // The indices of 8 channels out of those of 32, which are the first KEY_BITS words of `words`.

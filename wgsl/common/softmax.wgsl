@@ -10,16 +10,25 @@ const SOFTMAX_ROWS: u32 = SOFTMAX_LANES / 8u;
 
 var<workgroup> softmax_scratch: array<Real, SOFTMAX_LANES>;
 
-// The logit of a dot product: limited, then times `factor` and 2^`boost`. The power is added to the
-// exponent, because a compiler may multiply the two factors first, and their product may overflow.
-fn softmax_logit(dot: Real, limit: Real, factor: Real, boost: Whole) -> Real {
-    let product = clamp(dot, -limit, limit) * factor;
-    if !heads_any(boost != Whole(0u)) {
-        return product;
-    }
+// The logit of a dot product but for a power of two: limited, then times `factor`.
+fn softmax_product(dot: Real, limit: Real, factor: Real) -> Real {
+    return clamp(dot, -limit, limit) * factor;
+}
+
+// The same times 2^`boost`. The power is added to the exponent, because a compiler may multiply the two
+// factors first, and their product may overflow.
+fn softmax_boosted(product: Real, boost: Whole) -> Real {
     let logit = bitcast<Whole>(product);
     let normal = (logit & Whole(0x7f800000u)) != Whole(0u);
     return bitcast<Real>(select(logit, logit + (boost << Whole(23u)), normal));
+}
+
+fn softmax_logit(dot: Real, limit: Real, factor: Real, boost: Whole) -> Real {
+    let product = softmax_product(dot, limit, factor);
+    if !heads_any(boost != Whole(0u)) {
+        return product;
+    }
+    return softmax_boosted(product, boost);
 }
 
 // cap * tanh(logit / cap), the inverse of the cap being given: by its series below 0.8, where the

@@ -30,6 +30,9 @@ use rotate::Scales;
 /// room for some 900 of one query head at a time and for 396 of four, so that these go in one round and in
 /// two (benches/RESULTS.md).
 const GROUPS: usize = 768;
+/// The same for kernels that multiply integers, of four queries: four go on a processor of an H200, all in
+/// one round.
+const BYTES_GROUPS: usize = 512;
 /// The same for raw rows, whose workgroups are smaller.
 const RAW_GROUPS: usize = 1024;
 
@@ -65,19 +68,27 @@ pub fn kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
     kernels
 }
 
+/// Kernels by the queries that they answer together.
+type Kernels = [(usize, &'static Kernel); 3];
+
 /// The kernel that answers so many queries together.
-fn plain_kernel(kernels: &[(usize, &'static Kernel); 3], heads: usize) -> &'static Kernel {
+fn plain_kernel(kernels: &Kernels, heads: usize) -> &'static Kernel {
     let [one, two, four] = kernels;
     [one, two].into_iter().find(|(own, _)| *own == heads).unwrap_or(four).1
 }
 
 fn plain_kernels() -> Vec<(&'static Kernel, Vec<Variant>)> {
-    let flat =
-        packed::PLAIN.iter().map(|(heads, kernel)| (*kernel, packed::plain_variants(*heads)));
-    let paged = paged_packed::PLAIN
-        .iter()
-        .map(|(heads, kernel)| (*kernel, paged_packed::plain_variants(*heads)));
-    flat.chain(paged).collect()
+    let kernels = [(&packed::PLAIN, &paged_packed::PLAIN), (&packed::BYTES, &paged_packed::BYTES)];
+    let of = |((flat, paged), bytes): ((&'static Kernels, &'static Kernels), bool)| {
+        let flat = flat
+            .iter()
+            .map(move |(heads, kernel)| (*kernel, packed::plain_variants(*heads, bytes)));
+        let paged = paged
+            .iter()
+            .map(move |(heads, kernel)| (*kernel, paged_packed::plain_variants(*heads, bytes)));
+        flat.chain(paged)
+    };
+    kernels.into_iter().zip([false, true]).flat_map(of).collect()
 }
 
 /// Records the attention of queries over the rows of a cache.
@@ -99,7 +110,9 @@ pub fn attend(
     let plan = plan(view.kv_rows, dims, queries, config.into())?;
     let attended = outputs(rec, &plan)?;
     let packed_view = view.packed.as_ref().filter(|packed| packed.pages > 0);
-    let packed = packed_view.map_or(0, |packed| splits(&plan, packed.pages, GROUPS));
+    let packed = packed_view.map_or(0, |packed| {
+        splits(&plan, packed.pages, packed::workgroups(rec.context(), &plan, packed))
+    });
     let raw = match view.raw_tokens {
         0 => 0,
         tokens => splits(&plan, tokens.div_ceil(raw::LANES), RAW_GROUPS),

@@ -5,12 +5,13 @@ use super::plain;
 use super::rotate::Prepared;
 use super::view::DevicePackedView;
 use super::{
-    head_dim_variant, head_dims, plain_kernel, positions, rope_constants, rope_constants_of_all,
+    BYTES_GROUPS, GROUPS, head_dim_variant, head_dims, plain_kernel, positions, rope_constants,
+    rope_constants_of_all,
 };
 use crate::attention::params::PackedParams;
 use crate::attention::plan::Plan;
 use crate::error::Result;
-use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
+use crate::gpu::{Binding, Context, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
 use crate::layout::PIECE;
 
 pub(super) static KERNEL: Kernel = Kernel {
@@ -75,7 +76,7 @@ pub(super) static ROPE_KERNEL: Kernel = Kernel {
 
 /// Kernels for plain books, by the queries that they answer together.
 macro_rules! plain {
-    ($name:literal, $heads:literal) => {
+    ($name:literal, $heads:literal, $round:literal) => {
         Kernel {
             name: $name,
             source: concat!(
@@ -88,7 +89,8 @@ macro_rules! plain {
                 include_str!("../../../wgsl/common/attend.wgsl"),
                 include_str!("../../../wgsl/common/attend_page.wgsl"),
                 include_str!("../../../wgsl/common/plain.wgsl"),
-                include_str!("../../../wgsl/common/attend_plain.wgsl"),
+                include_str!("../../../wgsl/common/attend_pages.wgsl"),
+                include_str!($round),
                 include_str!("../../../wgsl/attention/packed_plain.wgsl"),
             ),
             ..KERNEL
@@ -96,13 +98,43 @@ macro_rules! plain {
     };
 }
 
-static PLAIN_ONE: Kernel = plain!("attention/packed_plain+1", "../../../wgsl/common/heads_1.wgsl");
-static PLAIN_TWO: Kernel = plain!("attention/packed_plain+2", "../../../wgsl/common/heads_2.wgsl");
-static PLAIN_FOUR: Kernel = plain!("attention/packed_plain", "../../../wgsl/common/heads_4.wgsl");
+static PLAIN_ONE: Kernel = plain!(
+    "attention/packed_plain+1",
+    "../../../wgsl/common/heads_1.wgsl",
+    "../../../wgsl/common/attend_plain.wgsl"
+);
+static PLAIN_TWO: Kernel = plain!(
+    "attention/packed_plain+2",
+    "../../../wgsl/common/heads_2.wgsl",
+    "../../../wgsl/common/attend_plain.wgsl"
+);
+static PLAIN_FOUR: Kernel = plain!(
+    "attention/packed_plain",
+    "../../../wgsl/common/heads_4.wgsl",
+    "../../../wgsl/common/attend_plain.wgsl"
+);
+static BYTES_ONE: Kernel = plain!(
+    "attention/packed_plain+bytes+1",
+    "../../../wgsl/common/heads_1.wgsl",
+    "../../../wgsl/common/attend_bytes.wgsl"
+);
+static BYTES_TWO: Kernel = plain!(
+    "attention/packed_plain+bytes+2",
+    "../../../wgsl/common/heads_2.wgsl",
+    "../../../wgsl/common/attend_bytes.wgsl"
+);
+static BYTES_FOUR: Kernel = plain!(
+    "attention/packed_plain+bytes",
+    "../../../wgsl/common/heads_4.wgsl",
+    "../../../wgsl/common/attend_bytes.wgsl"
+);
 
 /// The kernels for plain books with the queries that they answer together.
 pub(super) static PLAIN: [(usize, &Kernel); 3] =
     [(1, &PLAIN_ONE), (2, &PLAIN_TWO), (BLOCK, &PLAIN_FOUR)];
+/// Those that multiply integers.
+pub(super) static BYTES: [(usize, &Kernel); 3] =
+    [(1, &BYTES_ONE), (2, &BYTES_TWO), (BLOCK, &BYTES_FOUR)];
 
 /// Invocations of a workgroup and tokens of a tile.
 const LANES: usize = 64;
@@ -112,13 +144,31 @@ pub(super) fn variants() -> Vec<Variant> {
 }
 
 /// Variants of a kernel for plain books.
-pub(super) fn plain_variants(heads: usize) -> Vec<Variant> {
-    plain::shapes(heads).iter().map(|shape| shape.variant(&[])).collect()
+pub(super) fn plain_variants(heads: usize, bytes: bool) -> Vec<Variant> {
+    plain::shapes(heads, bytes).iter().map(|shape| shape.variant(&[])).collect()
 }
 
 /// Variants of the kernel for keys that have a rotary embedding.
 pub(super) fn rope_variants() -> Vec<Variant> {
     rope_constants_of_all().map(|constants| Variant { constants, overrides: Vec::new() }).collect()
+}
+
+/// The shape of the kernel for plain books, where these are such.
+fn shape(context: &Context, plan: &Plan, view: &DevicePackedView<'_>) -> Option<plain::Shape> {
+    let layouts = [view.keys.layout(), view.values.layout()];
+    let books = [view.keys, view.values].map(|codec| codec.codec().book());
+    let halves = books.iter().all(|book| book.halves());
+    let turned = view.keys.codec().rope().is_some();
+    let bytes = books.map(|book| book.bytes());
+    plain::Shape::new(context, plan, layouts, halves && !turned, bytes)
+}
+
+/// Workgroups that fill a large device.
+pub(super) fn workgroups(context: &Context, plan: &Plan, view: &DevicePackedView<'_>) -> usize {
+    match shape(context, plan, view) {
+        Some(shape) if shape.bytes && shape.heads == BLOCK => BYTES_GROUPS,
+        _ => GROUPS,
+    }
 }
 
 /// Records the partial states of the last `splits` of `slots` slots of each row.
@@ -132,11 +182,8 @@ pub(super) fn record(
 ) -> Result<()> {
     let by_splits = Magic::of(splits);
     let layouts = [view.keys.layout(), view.values.layout()];
-    let books = [view.keys, view.values].map(|codec| codec.codec().book());
-    let halves = books.iter().all(|book| book.halves());
     let turned = view.keys.codec().rope().is_some();
-    let bytes = books.map(|book| book.bytes());
-    let shape = plain::Shape::new(rec.context(), plan, layouts, halves && !turned, bytes);
+    let shape = shape(rec.context(), plan, view);
     let packed = page_params(layouts[0], layouts[1], prepared);
     let params = PackedParams {
         attend: partials.params(plan, shape.map_or([LANES, PIECE, BLOCK], |shape| shape.split())),
@@ -162,7 +209,7 @@ pub(super) fn record(
     ];
     let groups = |heads| Groups((plan.kv_rows * partials.blocks(heads) * splits) as u64);
     if let Some(shape) = shape {
-        let kernel = plain_kernel(&PLAIN, shape.heads);
+        let kernel = plain_kernel(if shape.bytes { &BYTES } else { &PLAIN }, shape.heads);
         return rec.dispatch(kernel, &shape.variant(&[]), &params, &slices, groups(shape.heads));
     }
     let groups = groups(BLOCK);

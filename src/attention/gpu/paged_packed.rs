@@ -76,7 +76,7 @@ pub(super) static ROPE_KERNEL: Kernel = Kernel {
 
 /// Kernels for plain books, by the queries that they answer together.
 macro_rules! plain {
-    ($name:literal, $heads:literal) => {
+    ($name:literal, $heads:literal, $round:literal) => {
         Kernel {
             name: $name,
             source: concat!(
@@ -89,7 +89,8 @@ macro_rules! plain {
                 include_str!("../../../wgsl/common/attend.wgsl"),
                 include_str!("../../../wgsl/common/attend_page.wgsl"),
                 include_str!("../../../wgsl/common/plain.wgsl"),
-                include_str!("../../../wgsl/common/attend_plain.wgsl"),
+                include_str!("../../../wgsl/common/attend_pages.wgsl"),
+                include_str!($round),
                 include_str!("../../../wgsl/common/attend_paged.wgsl"),
                 include_str!("../../../wgsl/attention/paged_packed_plain.wgsl"),
             ),
@@ -98,21 +99,48 @@ macro_rules! plain {
     };
 }
 
-static PLAIN_ONE: Kernel =
-    plain!("attention/paged_packed_plain+1", "../../../wgsl/common/heads_1.wgsl");
-static PLAIN_TWO: Kernel =
-    plain!("attention/paged_packed_plain+2", "../../../wgsl/common/heads_2.wgsl");
-static PLAIN_FOUR: Kernel =
-    plain!("attention/paged_packed_plain", "../../../wgsl/common/heads_4.wgsl");
+static PLAIN_ONE: Kernel = plain!(
+    "attention/paged_packed_plain+1",
+    "../../../wgsl/common/heads_1.wgsl",
+    "../../../wgsl/common/attend_plain.wgsl"
+);
+static PLAIN_TWO: Kernel = plain!(
+    "attention/paged_packed_plain+2",
+    "../../../wgsl/common/heads_2.wgsl",
+    "../../../wgsl/common/attend_plain.wgsl"
+);
+static PLAIN_FOUR: Kernel = plain!(
+    "attention/paged_packed_plain",
+    "../../../wgsl/common/heads_4.wgsl",
+    "../../../wgsl/common/attend_plain.wgsl"
+);
+static BYTES_ONE: Kernel = plain!(
+    "attention/paged_packed_plain+bytes+1",
+    "../../../wgsl/common/heads_1.wgsl",
+    "../../../wgsl/common/attend_bytes.wgsl"
+);
+static BYTES_TWO: Kernel = plain!(
+    "attention/paged_packed_plain+bytes+2",
+    "../../../wgsl/common/heads_2.wgsl",
+    "../../../wgsl/common/attend_bytes.wgsl"
+);
+static BYTES_FOUR: Kernel = plain!(
+    "attention/paged_packed_plain+bytes",
+    "../../../wgsl/common/heads_4.wgsl",
+    "../../../wgsl/common/attend_bytes.wgsl"
+);
 
 /// The kernels for plain books with the queries that they answer together.
 pub(super) static PLAIN: [(usize, &Kernel); 3] =
     [(1, &PLAIN_ONE), (2, &PLAIN_TWO), (BLOCK, &PLAIN_FOUR)];
+/// Those that multiply integers.
+pub(super) static BYTES: [(usize, &Kernel); 3] =
+    [(1, &BYTES_ONE), (2, &BYTES_TWO), (BLOCK, &BYTES_FOUR)];
 
 /// Variants of a kernel for plain books.
-pub(super) fn plain_variants(heads: usize) -> Vec<Variant> {
-    let few = plain::shapes(heads).into_iter().map(|shape| shape.variant(&[("SLABS", 1)]));
-    let many = plain::shapes(heads).into_iter().step_by(3);
+pub(super) fn plain_variants(heads: usize, bytes: bool) -> Vec<Variant> {
+    let few = plain::shapes(heads, bytes).into_iter().map(|shape| shape.variant(&[("SLABS", 1)]));
+    let many = plain::shapes(heads, bytes).into_iter().step_by(3);
     few.chain(many.map(|shape| shape.variant(&[("SLABS", SLABS as u32)]))).collect()
 }
 
@@ -161,7 +189,7 @@ pub(super) fn record(
     ];
     let groups = |heads| Groups(u64::from(units.params.units) * partials.blocks(heads) as u64);
     if let Some(shape) = shape {
-        let kernel = plain_kernel(&PLAIN, shape.heads);
+        let kernel = plain_kernel(if shape.bytes { &BYTES } else { &PLAIN }, shape.heads);
         let variant = shape.variant(&[("SLABS", bound(units.count))]);
         return rec.dispatch(kernel, &variant, &params, &slices, groups(shape.heads));
     }

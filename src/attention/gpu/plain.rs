@@ -1,4 +1,5 @@
-//! Host side of `wgsl/common/attend_plain.wgsl`: which pages it reads, and how it is built.
+//! Host side of `wgsl/common/attend_pages.wgsl` with `attend_plain.wgsl` (floats) or `attend_bytes.wgsl`
+//! (integers): which pages they read, and how they are built.
 
 use super::block::form;
 use crate::attention::params::PackedPageParams;
@@ -9,8 +10,8 @@ use crate::layout::{Bits, Family, Gain, PageLayout};
 /// The form of pages whose scales and means have 4 bits, and those of others.
 const FOUR: u32 = 2;
 const FORMS: [u32; 3] = [0, 32, 6];
-/// Channels of a value that a lane adds.
-pub(super) const PART: usize = 16;
+/// Channels of a value that a lane adds, as floats and as integers: whose sums take twice the registers.
+const PARTS: [usize; 2] = [16, 8];
 /// Tokens of a lane.
 const TOKENS: usize = 4;
 /// Most pages that are taken in together.
@@ -47,8 +48,8 @@ pub(super) struct Shape {
     bits: [Bits; 2],
     /// How the pages are packed, by the `PACKED_` constants of `wgsl/common/attend_page.wgsl`.
     forms: [u32; 2],
-    /// Whether the books are held as bytes.
-    bytes: [bool; 2],
+    /// Whether the books are held as bytes and integers multiplied.
+    pub(super) bytes: bool,
     chunk: usize,
     /// Queries that are answered together: 1, 2 or 4.
     pub(super) heads: usize,
@@ -81,7 +82,7 @@ impl Shape {
             head_dims: [plan.head_dim_k, plan.head_dim_v],
             bits: layouts.map(PageLayout::bits),
             forms: layouts.map(form),
-            bytes,
+            bytes: bytes == [true; 2],
             chunk: layouts[0].chunk(),
             heads,
             lanes: 0,
@@ -89,21 +90,23 @@ impl Shape {
         shape.within(Means::of(context))
     }
 
-    /// The shape that makes the most of these means.
+    /// The shape that makes the most of these means. Integers take values whose scales have 4 bits, which
+    /// say how large a weight can be, and rounds in which lanes have equal parts.
     fn within(self, means: Means) -> Option<Self> {
-        let [keys, values] = self.bytes;
-        // With many sums a lane, less is left to turn bytes into floats than to wait for banks.
-        let values = values && self.heads < 4;
-        // Of four queries at 2 bits, products of f16 leave room for one workgroup more (0.304 ms against
-        // 0.339; at 1 and 3 bits it is the other way round, benches/RESULTS.md).
-        let keys = keys && (self.heads < 4 || self.bits[0] != Bits::Two);
-        let bytes = [keys && means.dots, values && means.dots];
-        let shapes = LANES.map(|lanes| Self { bytes, lanes, ..self });
+        let [of_bytes, of_floats] =
+            [true, false].map(|bytes| LANES.map(|lanes| Self { bytes, lanes, ..self }));
+        let bytes = self.bytes && means.dots && self.forms[1] & FOUR != 0;
+        let of_bytes = of_bytes.into_iter().filter(|shape| bytes && shape.even());
         // Channels of a value, too, have a place in the memory of the weights.
         let fits = |shape: &Self| {
             shape.memory() <= means.storage && shape.head_dims[1] <= TOKENS * shape.lanes
         };
-        shapes.into_iter().find(fits)
+        of_bytes.chain(of_floats).find(fits)
+    }
+
+    /// Channels of a value that a lane adds.
+    fn part(&self) -> usize {
+        PARTS[usize::from(self.bytes)]
     }
 
     /// Tokens of a page that are taken in together.
@@ -113,15 +116,20 @@ impl Shape {
 
     /// Whether the lanes, all of them, take every span in steps of as many tokens.
     fn even(&self) -> bool {
-        let parts = self.head_dims[1] / PART;
+        let parts = self.head_dims[1] / self.part();
         let groups = (self.lanes / parts).max(1);
         let spans = self.span().is_multiple_of(TOKENS * groups);
         spans && groups * parts == self.lanes && self.chunk.is_multiple_of(self.span())
     }
 
+    /// A quarter of the tokens of a span, rounded up.
+    fn subs(&self) -> usize {
+        self.span().div_ceil(TOKENS).max(1)
+    }
+
     /// Pages that are taken in together.
     fn pages(&self) -> usize {
-        (self.lanes / self.span().div_ceil(TOKENS)).clamp(1, PAGES)
+        (self.lanes / self.subs()).clamp(1, PAGES)
     }
 
     /// Bytes of workgroup memory, each variable rounded up as Metal does.
@@ -133,16 +141,19 @@ impl Shape {
             let numbers = Family::Plain.rows(bits) * Family::Plain.width(bits);
             // A row of two bytes takes a word, too.
             let word = 4 * Family::Plain.rows(bits);
-            if self.bytes[side] { numbers.max(word) } else { 2 * numbers }
+            if self.bytes { numbers.max(word) } else { 2 * numbers }
         };
-        let shared = self.bits[0] == self.bits[1] && self.bytes[0] == self.bytes[1];
+        let shared = self.bits[0] == self.bits[1];
         // Four queries are spared what one or two have: see `PLAIN_SPARE`.
-        let queries = if self.bytes[0] || heads > 2 { 1 } else { 2 };
+        let queries = if self.bytes || heads > 2 { 1 } else { 2 };
+        let own = if self.bytes {
+            [4 * heads * (head_dim / 4), 4 * heads * self.head_dims[1].max(2 * lanes), 4 * pages]
+        } else {
+            [0, 4 * heads * TOKENS * lanes, 0]
+        };
         let parts = [
             queries * 4 * heads * head_dim,
-            2 * 4 * heads * if self.bytes[0] { head_dim / 4 } else { 1 },
             4 * heads * lanes,
-            4 * heads * TOKENS * lanes,
             16 * pages,
             4 * pages,
             4 * heads * pages.max(lanes / 8),
@@ -153,7 +164,8 @@ impl Shape {
             // Books of other widths, of one row each.
             5 * 16,
         ];
-        parts.iter().map(|bytes| bytes.next_multiple_of(16)).sum()
+        let parts = parts.iter().chain(&own);
+        parts.map(|bytes| bytes.next_multiple_of(16)).sum()
     }
 
     /// The memory of the devices that it is for.
@@ -168,14 +180,15 @@ impl Shape {
             ("SOFTMAX_LANES", self.lanes as u32),
             ("KEY_BITS", self.bits[0].get() as u32),
             ("VALUE_BITS", self.bits[1].get() as u32),
-            ("KEY_BYTES", u32::from(self.bytes[0])),
-            ("VALUE_BYTES", u32::from(self.bytes[1])),
+            ("PLAIN_BYTES", u32::from(self.bytes)),
             ("KEY_FORM", self.forms[0]),
             ("VALUE_FORM", self.forms[1]),
             ("PLAIN_PAGES", self.pages() as u32),
             // For those who check what variants take.
             ("PLAIN_STORAGE", self.room() as u32),
             ("PLAIN_EVEN", u32::from(self.even())),
+            ("PLAIN_PART", self.part() as u32),
+            ("PLAIN_SUBS", self.subs() as u32),
             ("VALUE_DIM", self.head_dims[1] as u32),
         ];
         constants.extend(own);
@@ -185,7 +198,7 @@ impl Shape {
     /// What kernels are told of the pages, beside what others are told.
     pub(super) fn params(&self, common: PackedPageParams) -> PackedPageParams {
         // Loops step by it.
-        let subs = self.span().div_ceil(TOKENS).max(1);
+        let subs = self.subs();
         let by_subs = Magic::of(subs);
         PackedPageParams {
             span: self.span() as u32,
@@ -199,12 +212,12 @@ impl Shape {
 
     /// What [`super::block::Partials::params`] wants.
     pub(super) fn split(&self) -> [usize; 3] {
-        [self.lanes, PART, self.heads]
+        [self.lanes, self.part(), self.heads]
     }
 }
 
-/// Shapes of every kind that answer so many queries together.
-pub(super) fn shapes(heads: usize) -> Vec<Shape> {
+/// Shapes of every kind that answer so many queries together, by integers or floats.
+pub(super) fn shapes(heads: usize, bytes: bool) -> Vec<Shape> {
     let dims = (32..=512).step_by(32);
     let dims = dims.filter(|dim| crate::shape::check_head_dim("head_dim", *dim).is_ok());
     let by_dim = dims.map(|dim| (dim, [Bits::Three, Bits::Two], 64));
@@ -215,15 +228,16 @@ pub(super) fn shapes(heads: usize) -> Vec<Shape> {
     let kinds = kinds.map(|(storage, dots)| Means { storage, dots });
     let mut shapes: Vec<Shape> = Vec::new();
     for (dim, bits, chunk) in by_dim.chain(by_bits).chain(by_chunk) {
-        let bytes = bits.map(|bits| bits != Bits::Four);
+        let exact = bits.iter().all(|bits| *bits != Bits::Four);
         let head_dims = [dim; 2];
-        let any = Shape { head_dims, bits, forms: [FOUR; 2], bytes, chunk, heads, lanes: 0 };
+        let any = Shape { head_dims, bits, forms: [FOUR; 2], bytes: exact, chunk, heads, lanes: 0 };
         let others = FORMS.map(|form| Shape { forms: [form; 2], ..any });
         let others = others.into_iter().filter(|_| bits == [Bits::Two; 2] && chunk == 64);
         for shape in others.chain([any]) {
             for means in kinds {
                 let shape = shape.within(means);
-                shapes.extend(shape.filter(|shape| !shapes.contains(shape)));
+                let new = |shape: &Shape| shape.bytes == bytes && !shapes.contains(shape);
+                shapes.extend(shape.filter(new));
             }
         }
     }
