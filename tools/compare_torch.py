@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times `wgkv sweep` against PyTorch on the same GPU, in turns, in one run.
 
-usage: compare_torch.py WGKV [--rounds N] [--repeats N] [--only PART,...] [--json]
+usage: compare_torch.py WGKV [--rounds N] [--repeats N] [--only PART,...] [--integers] [--json]
 
     cargo build --locked --release --features cli --bin wgkv
     python3 -m venv target/torch && target/torch/bin/pip install torch numpy
@@ -14,7 +14,8 @@ sides get random normal numbers in the same shapes. PyTorch's answers are checke
 arithmetic on the tensors that are timed; the program checks its own against its CPU path in small shapes
 of the same cases before anything is timed. `attend-packed` and `attend-raw` are rows side by side,
 `attend-paged` the pages of a pool with what that keeps raw; `ragged` has heads of 4 to 1 in length with as
-many tokens in all, and its line says how much longer they take than even ones.
+many tokens in all, and its line says how much longer they take than even ones. With --integers attention
+multiplies integers where books are bytes.
 """
 
 import argparse
@@ -226,16 +227,17 @@ def name_of(line):
     return " ".join(parts)
 
 
-def parts_of(names):
+def parts_of(names, integers):
     eight = ["--batch", "8", "--heads", "8", "--dim", "128"]
     packed = "attend-raw,attend-packed"
     default = ["--presets", "2.75", "--ragged"]
-    both = [
+    plain = [
         ["--methods", packed, "--bits", "1,2"],
-        ["--methods", "attend-packed", "--profile", "tuned", "--bits", "1,2,3"],
+        ["--methods", "attend-packed", "--profile", "tuned", "--bits", "1,2,3", "--presets", "2.75"],
         ["--methods", "attend-paged", "--profile", "tuned", "--bits", "1,2", *default],
         ["--methods", "attend-paged", "--profile", "compat", "--bits", "2"],
     ]
+    both = [[*line, "--integer-dots"] if integers else line for line in plain]
     keep = ["--methods", "score,keep,evict", "--adaptive", "--keep", "0.25"]
     parts = {
         "attend": Part(
@@ -285,6 +287,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--integers", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -293,7 +296,7 @@ def main():
     unknown = [name for name in names if name not in PARTS]
     if unknown or args.rounds < 1 or args.repeats < 1:
         stop(f"parts are {', '.join(PARTS)}; rounds and repeats from 1 on")
-    for name, part in parts_of(names).items():
+    for name, part in parts_of(names, args.integers).items():
         part.ours(args.wgkv, 1, part.cases)
         calls = part.make()
         ours, others = [], []

@@ -34,7 +34,7 @@
 //! A [`Context`](crate::gpu::Context) holds pipelines and parameter slots; make one a device and clone it.
 //! A device without the limits of the WebGPU baseline is refused by the limit's name; what
 //! [`required_limits`](crate::gpu::required_limits) asks for beyond makes kernels faster. So does
-//! [`integer_dots`](crate::gpu::ContextDescriptor::integer_dots), which rounds queries to 16 bits. Engines on another version of wgpu cannot
+//! [`integer_dots`](crate::gpu::ContextDescriptor::integer_dots), which rounds queries and weights to 8 bits. Engines on another version of wgpu cannot
 //! share their device: types of two versions do not mix; [`crate::wgpu`] is the version in use.
 //!
 //! # Sizes

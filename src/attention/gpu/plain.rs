@@ -95,7 +95,10 @@ impl Shape {
     fn within(self, means: Means) -> Option<Self> {
         let [of_bytes, of_floats] =
             [true, false].map(|bytes| LANES.map(|lanes| Self { bytes, lanes, ..self }));
-        let bytes = self.bytes && means.dots && self.forms[1] & FOUR != 0;
+        // Rows of two channels take two look-ups a word, which for one query costs what integers save (0.204 ms
+        // against 0.188 in pages, benches/RESULTS.md).
+        let short = self.heads == 1 && self.bits == [Bits::Three; 2];
+        let bytes = self.bytes && means.dots && self.forms[1] & FOUR != 0 && !short;
         let of_bytes = of_bytes.into_iter().filter(|shape| bytes && shape.even());
         // Channels of a value, too, have a place in the memory of the weights.
         let fits = |shape: &Self| {

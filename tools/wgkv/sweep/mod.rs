@@ -75,7 +75,7 @@ pub struct SweepArgs {
     /// Use nothing that WebGPU does not promise: no optional features, 16 KiB of workgroup memory
     #[arg(long, conflicts_with = "beside_baseline", hide = true)]
     pub baseline: bool,
-    /// Let attention multiply integers where books are bytes: faster, a little less exact
+    /// Let attention multiply integers where books are bytes: faster, less exact
     #[arg(long, conflicts_with = "baseline", hide = true)]
     pub integer_dots: bool,
     /// Time every case with and without what WebGPU does not promise, by turns, and print the ratio
@@ -339,7 +339,7 @@ impl Job<'_, '_> {
     }
 
     /// How far its answer is from that of the CPU path, and how far it may be.
-    fn check(&mut self, data: &Data) -> Result<(f64, f64), Fail> {
+    fn check(&mut self, data: &Data, integers: bool) -> Result<(f64, f64), Fail> {
         let got = self.loaded.answer(&self.case, &self.prepared)?;
         let mut before = data::before(data, &self.case)?;
         if let (data::Before::Scores(scores), Some(on_gpu)) =
@@ -348,7 +348,7 @@ impl Job<'_, '_> {
             *scores = on_gpu;
         }
         let want = data::run(data, &self.case, &before)?;
-        Ok(data::apart(&self.case, &got, &want))
+        Ok(data::apart(&self.case, &got, &want, integers))
     }
 }
 
@@ -405,7 +405,7 @@ fn on_gpu(
             }
         }
         let small = job.case.shape.elements() <= args.check;
-        let checked = if small { Some(job.check(data)?) } else { None };
+        let checked = if small { Some(job.check(data, args.integer_dots)?) } else { None };
         lines.push(Line {
             baseline: job.baseline,
             median,
