@@ -56,6 +56,8 @@ pub struct Kernel {
 ///   that there are, the place of a dispatch to its units or rows, a query to those of its row;
 /// * within a page, tokens are held to the chunk, and channels and pieces count up to the head
 ///   dimension, for which the page is laid out;
+/// * rounds of integers take equal parts of every page (`Shape::within`), so that tokens, weights and words of
+///   values count up to constants of the variant;
 /// * codes have as many bits as a book has rows, and books lie in arrays of that many rows;
 /// * token rows, runs and blocks of a prompt are compared with those of the tensor, for which factors, sums,
 ///   means and scores are made or checked, before anything is read or written;

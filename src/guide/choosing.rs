@@ -116,13 +116,14 @@
 //!
 //! | keys and values | 1 query head a KV head | 4 | 8 | the same with integers |
 //! |---|---|---|---|---|
-//! | 1 bit | 1.6 times as fast | 0.86 | 0.48 | 1.75, 0.96, 0.53 |
-//! | 2 bits | 1.4 | 0.85 | 0.47 | 1.7, 0.94, 0.52 |
-//! | 3 bits | 1.5 | 0.80 | 0.45 | 1.6, 0.95, 0.52 |
-//! | [`Profile::Compat`](crate::layout::Profile::Compat), 2 bits | 0.25 | 0.25 | 0.13 | |
+//! | 1 bit | 1.7 times as fast | 0.77 | 0.44 | 2.2, 1.55, 0.88 |
+//! | 2 bits | 1.6 | 0.93 | 0.54 | 2.1, 1.4, 0.80 |
+//! | the default, 3 and 2 bits | 1.6 | 0.95 | 0.55 | 1.8, 1.3, 0.73 |
+//! | 3 bits | 1.5 | 0.89 | 0.51 | 1.5, 1.2, 0.64 |
+//! | [`Profile::Compat`](crate::layout::Profile::Compat), 2 bits | 0.33 | 0.33 | 0.17 | |
 //!
-//! In the pages of a pool, with sinks and tails, whose packed pages lay in two slabs, the default is 0.83, 0.51 and
-//! 0.32 times as fast: `slab_bytes` as large as the device binds makes fewer dispatches.
+//! In the pages of a pool, with sinks and tails, whose packed pages lay in two slabs, the default is 1.5, 0.82 and
+//! 0.47 times as fast (1.6, 1.0 and 0.6 with integers): `slab_bytes` as large as the device binds makes fewer dispatches.
 //!
 //! ```sh
 //! python3 tools/compare_torch.py wgkv --only attend
