@@ -335,6 +335,16 @@ fn plain_books_answer_alike_with_whatever_the_device_has() -> wgkv::Result<()> {
             kernels.push(built.filter(|(name, _)| name.contains("plain")).count());
         }
         assert!(kernels.iter().all(|built| *built > 0), "{kernels:?}");
+        // Positions that are not seen, and a cap.
+        let window = Some(90);
+        let causal = Causal::Newest;
+        for config in [
+            PagedAttend { causal, window, ..PagedAttend::default() },
+            PagedAttend { soft_cap: Some(2.0), ..PagedAttend::default() },
+        ] {
+            let (got, _) = batch.gpu_on(&devices[0], &config, Ok)?;
+            batch.judge(&got, &config, INTEGER_SLACK);
+        }
     }
     // Integers take rounds in which lanes have equal parts, and books that bytes hold: four of the seven.
     let integers = devices
