@@ -23,7 +23,7 @@ pub struct ContextDescriptor<'a> {
     /// leaves goes to the next token, so that many small weights count in full. On keys and values at random, where
     /// values nearly cancel, outputs were off by 2 to 4.5% (root mean square), where packing values to 2 bits costs
     /// 30%. It is for values whose scales have 4 bits and chunks in which lanes have equal parts (64 tokens at
-    /// 64 to 512 channels are such); elsewhere floats are multiplied as ever. Off by default.
+    /// 64, 128, 256 or 512 channels are such); elsewhere floats are multiplied as ever. Off by default.
     ///
     /// In a browser it takes `packed_4x8_integer_dot_product` in
     /// `navigator.gpu.wgslLanguageFeatures`; outside browsers wgpu has it everywhere.
