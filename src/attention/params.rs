@@ -33,6 +33,10 @@ params! {
         sink_pages: u32,
         sink_words: u32,
         sink_offset: u32,
+        bytes_at: u32,
+        turned: u32,
+        _pad0: u32,
+        _pad1: u32,
     }
 }
 
@@ -96,7 +100,7 @@ params! {
         subs_shift1: u32,
         subs_shift2: u32,
         head_dim: u32,
-        _pad0: u32,
+        bytes_at: u32,
     }
 }
 

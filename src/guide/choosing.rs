@@ -116,14 +116,14 @@
 //!
 //! | keys and values | 1 query head a KV head | 4 | 8 | the same with integers |
 //! |---|---|---|---|---|
-//! | 1 bit | 1.7 times as fast | 0.77 | 0.44 | 2.2, 1.55, 0.88 |
-//! | 2 bits | 1.6 | 0.93 | 0.54 | 2.1, 1.4, 0.80 |
-//! | the default, 3 and 2 bits | 1.6 | 0.95 | 0.55 | 1.8, 1.3, 0.73 |
-//! | 3 bits | 1.5 | 0.89 | 0.51 | 1.5, 1.2, 0.64 |
+//! | 1 bit | 1.7 times as fast | 0.77 | 0.44 | 2.7, 1.8, 1.06 |
+//! | 2 bits | 1.6 | 0.93 | 0.54 | 2.4, 1.7, 0.97 |
+//! | the default, 3 and 2 bits | 1.6 | 0.95 | 0.55 | 2.0, 1.5, 0.85 |
+//! | 3 bits | 1.5 | 0.89 | 0.51 | 1.6, 1.4, 0.77 |
 //! | [`Profile::Compat`](crate::layout::Profile::Compat), 2 bits | 0.33 | 0.33 | 0.17 | |
 //!
 //! In the pages of a pool, with sinks and tails, whose packed pages lay in two slabs, the default is 1.5, 0.82 and
-//! 0.47 times as fast (1.6, 1.0 and 0.6 with integers): `slab_bytes` as large as the device binds makes fewer dispatches.
+//! 0.47 times as fast (1.7, 1.2 and 0.72 with integers): `slab_bytes` as large as the device binds makes fewer dispatches.
 //!
 //! ```sh
 //! python3 tools/compare_torch.py wgkv --only attend

@@ -2,7 +2,8 @@
 // Prepares queries [queries, d]: q' = q times the power of two that brings its largest element to
 // 2^-12 .. 2^-11, H q', how dot products with them become logits (a limit, a factor and a power of
 // two), and the last position that the query sees; behind all of them, where rows have key scales,
-// H (scale q') of each. Dispatched by src/attention/gpu/rotate.rs; twin:
+// H (scale q') of each, and, where attention multiplies integers, those that meet centroids and means as
+// bytes. Dispatched by src/attention/gpu/rotate.rs; twin:
 // src/attention/cpu/rotate.rs.
 // One workgroup a query, a pair of channels a lane. Needs element.wgsl, divide.wgsl, hadamard.wgsl,
 // hadamard_pair.wgsl and key_scale.wgsl.
@@ -41,6 +42,11 @@ struct Params {
     sink_pages: u32,
     sink_words: u32,
     sink_offset: u32,
+    // Where the bytes start, or 0, and whether means are in the Hadamard domain.
+    bytes_at: u32,
+    turned: u32,
+    _pad0: u32,
+    _pad1: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -56,7 +62,21 @@ const PAIRS: u32 = HEAD_DIM / 2u;
 const QUERY_EXPONENT: i32 = -12;
 const MIN_EXPONENT: i32 = -100;
 
+// What the largest channel of a query that meets centroids becomes, and of one that meets means.
+const ROTATE_BYTE: f32 = 127.0;
+const ROTATE_TWO: f32 = 32512.0;
+// 2^23 + 2^22: added to a small whole number, it leaves the number in the lowest bits.
+const ROTATE_WHOLE: f32 = 12582912.0;
+const ROTATE_SMALLEST: f32 = 1e-30;
+
 var<workgroup> wg_largest: atomic<u32>;
+// The same of the query that meets centroids and of the one that meets means, and the sum of the latter's
+// whole numbers.
+var<workgroup> wg_centroid: atomic<u32>;
+var<workgroup> wg_mean: atomic<u32>;
+var<workgroup> wg_total: atomic<i32>;
+// Bytes of a pair of channels: those that meet centroids, and high and low ones that meet means.
+var<workgroup> wg_bytes: array<vec2<u32>, HADAMARD_LANES>;
 
 fn power(exponent: i32) -> f32 {
     return bitcast<f32>(u32(exponent + 127) << 23u);
@@ -118,6 +138,72 @@ fn last_position(query: u32) -> u32 {
     return first + (query - head * params.tokens);
 }
 
+fn largest_of(pair: vec2<f32>) -> u32 {
+    return bitcast<u32>(max(abs(pair.x), abs(pair.y)));
+}
+
+// A pair as whole numbers, the largest channel of the query becoming `whole`.
+fn whole_of(pair: vec2<f32>, largest: f32, whole: f32) -> vec2<i32> {
+    let inverse = select(0.0, whole / max(largest, ROTATE_SMALLEST), largest > ROTATE_SMALLEST);
+    return bitcast<vec2<i32>>(pair * inverse + ROTATE_WHOLE) - bitcast<vec2<i32>>(vec2<f32>(ROTATE_WHOLE));
+}
+
+fn bytes_of(pair: vec2<i32>) -> u32 {
+    let low = bitcast<vec2<u32>>(pair) & vec2<u32>(255u);
+    return low.x | (low.y << 8u);
+}
+
+// Bytes of four pairs of a kind: those of even channels, then those of odd ones.
+fn apart(a: u32, b: u32, c: u32, d: u32) -> vec2<u32> {
+    let pairs = vec4<u32>(a, b, c, d);
+    let even = (pairs & vec4<u32>(255u)) << vec4<u32>(0u, 8u, 16u, 24u);
+    let odd = (pairs >> vec4<u32>(8u)) << vec4<u32>(0u, 8u, 16u, 24u);
+    return vec2<u32>(even.x | even.y | even.z | even.w, odd.x | odd.y | odd.z | odd.w);
+}
+
+// Of a query as it meets centroids and as it meets means: bytes of the former, four channels a word; of the
+// latter, which are brought to 16 bits, the high bytes, then the low ones, of eight channels in two words, the
+// even channels and the odd ones; what a number of each counts in, and the sum of the latter's.
+fn write_bytes(lane: u32, query: u32, centroid: vec2<f32>, mean: vec2<f32>) {
+    if lane == 0u {
+        atomicStore(&wg_centroid, 0u);
+        atomicStore(&wg_mean, 0u);
+        atomicStore(&wg_total, 0);
+    }
+    workgroupBarrier();
+    atomicMax(&wg_centroid, largest_of(centroid));
+    atomicMax(&wg_mean, largest_of(mean));
+    workgroupBarrier();
+    let most = vec2<f32>(bitcast<f32>(atomicLoad(&wg_centroid)), bitcast<f32>(atomicLoad(&wg_mean)));
+    let whole = whole_of(mean, most.y, ROTATE_TWO);
+    let high = (whole + vec2<i32>(128)) >> vec2<u32>(8u);
+    wg_bytes[lane] = vec2<u32>(bytes_of(whole_of(centroid, most.x, ROTATE_BYTE)),
+        bytes_of(high) | (bytes_of(whole) << 16u));
+    if lane < PAIRS {
+        atomicAdd(&wg_total, whole.x + whole.y);
+    }
+    workgroupBarrier();
+    let base = (params.bytes_at >> 1u) + query * (3u * (PAIRS / 4u) + 2u);
+    if lane < PAIRS / 4u {
+        let a = wg_bytes[4u * lane];
+        let b = wg_bytes[4u * lane + 1u];
+        let c = wg_bytes[4u * lane + 2u];
+        let d = wg_bytes[4u * lane + 3u];
+        prepared[base + lane] = vec2<u32>(a.x | (b.x << 16u), c.x | (d.x << 16u));
+        let low = vec4<u32>(0xffffu);
+        let highs = vec4<u32>(a.y, b.y, c.y, d.y) & low;
+        let lows = vec4<u32>(a.y, b.y, c.y, d.y) >> vec4<u32>(16u);
+        prepared[base + PAIRS / 4u + lane] = apart(highs.x, highs.y, highs.z, highs.w);
+        prepared[base + PAIRS / 2u + lane] = apart(lows.x, lows.y, lows.z, lows.w);
+    }
+    if lane == 0u {
+        let units = most * vec2<f32>(1.0 / ROTATE_BYTE, 1.0 / ROTATE_TWO);
+        let total = f32(atomicLoad(&wg_total)) * units.y;
+        prepared[base + 3u * (PAIRS / 4u)] = bitcast<vec2<u32>>(units);
+        prepared[base + 3u * (PAIRS / 4u) + 1u] = vec2<u32>(bitcast<u32>(total), 0u);
+    }
+}
+
 @compute @workgroup_size(HADAMARD_LANES)
 fn main(
     @builtin(local_invocation_index) lane: u32,
@@ -160,6 +246,8 @@ fn main(
         prepared[base + HEAD_DIM + 1u] = vec2<u32>(u32(boost), last);
     }
     // Queries as they are, then those under key scales.
+    var centroid = value;
+    var mean = value;
     let passes = params.packed + select(0u, 1u, params.scaled_at != 0u);
     for (var pass_of = 0u; pass_of < passes; pass_of++) {
         var held = value;
@@ -172,5 +260,12 @@ fn main(
         if lane < PAIRS {
             prepared[to + lane] = bitcast<vec2<u32>>(rotated);
         }
+        centroid = rotated;
+        if pass_of == 0u && params.turned == 1u {
+            mean = rotated;
+        }
+    }
+    if params.bytes_at != 0u {
+        write_bytes(lane, query, centroid, mean);
     }
 }

@@ -42,7 +42,8 @@ struct PackedParams {
     subs_shift1: u32,
     subs_shift2: u32,
     head_dim: u32,
-    _pad0: u32,
+    // Where the queries' bytes lie (rotate.wgsl), where there are any.
+    bytes_at: u32,
 }
 
 // There are sign bits; scales and means have 4 bits; the mean is in the Hadamard domain; centroids are

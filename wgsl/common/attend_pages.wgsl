@@ -22,6 +22,8 @@ const PLAIN_PARTS: u32 = VALUE_DIM / PLAIN_PART;
 const PLAIN_GROUPS: u32 = max(SOFTMAX_LANES / PLAIN_PARTS, 1u);
 // Channels of the mean of a page's values that a lane adds.
 const PLAIN_SPANS: u32 = (VALUE_DIM + SOFTMAX_LANES - 1u) / SOFTMAX_LANES;
+// Largest logits that all lanes look at.
+const PLAIN_TOPS: u32 = 8u;
 // Tokens at a time.
 const PLAIN_ROUND: u32 = 4u * SOFTMAX_LANES;
 // A page of which no query sees a token.
@@ -59,8 +61,8 @@ var<workgroup> plain_held: AttendBlock;
 // of its mean is added to the values.
 var<workgroup> plain_at: array<vec4<u32>, PLAIN_PAGES>;
 var<workgroup> plain_flags: array<u32, PLAIN_PAGES>;
-// Between the two, the largest logits of an eighth of the lanes.
-var<workgroup> plain_page: array<Real, max(PLAIN_PAGES, SOFTMAX_ROWS)>;
+// Between the two, the largest logits of some lanes.
+var<workgroup> plain_page: array<Real, max(PLAIN_PAGES, PLAIN_TOPS)>;
 // Of each page: the grid of the mean of its values.
 var<workgroup> plain_grids: array<vec2<f32>, PLAIN_PAGES>;
 // What is to be done with a page; whose positions ascend where the kernel says so.
@@ -167,8 +169,10 @@ fn plain_mean_word(number: u32, channel: u32) -> u32 {
 
 // Adds a channel of a page's mean.
 fn plain_mean(sum: Real, number: u32, channel: u32, word: u32) -> Real {
-    if channel >= params.attend.head_dim_v {
-        return sum;
+    if VALUE_DIM < SOFTMAX_LANES || VALUE_DIM % SOFTMAX_LANES != 0u {
+        if channel >= VALUE_DIM {
+            return sum;
+        }
     }
     if packed_has(packed_value_form(), PACKED_FOUR) {
         return sum + plain_page[number] * grid_value(plain_grids[number], grid_nibble(word, channel));
@@ -237,16 +241,16 @@ fn plain_sum(number: u32, filled: u32) -> Real {
 fn plain_max(lane: u32, value: Real) -> Real {
     softmax_scratch[lane] = value;
     workgroupBarrier();
-    if lane < SOFTMAX_ROWS {
+    if lane < PLAIN_TOPS {
         var best = value;
-        for (var k = 1u; k < 8u; k++) {
-            best = max(best, softmax_scratch[lane + k * SOFTMAX_ROWS]);
+        for (var k = 1u; k < SOFTMAX_LANES / PLAIN_TOPS; k++) {
+            best = max(best, softmax_scratch[lane + k * PLAIN_TOPS]);
         }
         plain_page[lane] = best;
     }
     workgroupBarrier();
     var best = plain_page[0];
-    for (var k = 1u; k < SOFTMAX_ROWS; k++) {
+    for (var k = 1u; k < PLAIN_TOPS; k++) {
         best = max(best, plain_page[k]);
     }
     return best;
@@ -277,48 +281,40 @@ fn plain_pages(lane: u32, block: AttendBlock, total: u32) -> PlainRun {
     return run;
 }
 
-// Sums of two or four channels of every part, base channel `from` of the part on.
-fn plain_store(own: AttendLane, place: Whole, base: u32, sums: PlainFour) {
-    plain_leave(own.lane, sums.a);
-    plain_leave(own.lane + SOFTMAX_LANES, sums.b);
-    if PLAIN_TOGETHER == 4u {
-        plain_leave(own.lane + 2u * SOFTMAX_LANES, sums.c);
-        plain_leave(own.lane + 3u * SOFTMAX_LANES, sums.d);
-    }
-    workgroupBarrier();
+// Adds up what lanes have of every part, PLAIN_TOGETHER channels at a time: one loop, since code that runs
+// once costs what it takes to fetch it.
+fn plain_store(own: AttendLane, place: Whole, at: u32, run: PlainRun) {
+    var low = run.low;
+    var high = run.high;
     let parts = params.attend.pieces_v;
-    for (var i = own.lane; i < PLAIN_TOGETHER * parts; i += SOFTMAX_LANES) {
-        let channel = i & (PLAIN_TOGETHER - 1u);
-        let part = i >> (PLAIN_TOGETHER / 2u);
-        let first = channel * SOFTMAX_LANES + part;
-        var sum = plain_left(first);
-        var group = 1u;
-        for (; group + 3u < params.attend.groups; group += 4u) {
-            let a = plain_left(first + group * parts);
-            let b = plain_left(first + (group + 1u) * parts);
-            let c = plain_left(first + (group + 2u) * parts);
-            let d = plain_left(first + (group + 3u) * parts);
-            sum += a;
-            sum += b;
-            sum += c;
-            sum += d;
+    // A parameter bounds the loop, so that it stays one.
+    let steps = divide_magic(params.attend.head_dim_v, params.attend.pieces_multiplier,
+        params.attend.pieces_shift1, params.attend.pieces_shift2);
+    for (var base = 0u; base < steps; base += PLAIN_TOGETHER) {
+        plain_leave(own.lane, low.a);
+        plain_leave(own.lane + SOFTMAX_LANES, low.b);
+        if PLAIN_TOGETHER == 4u {
+            plain_leave(own.lane + 2u * SOFTMAX_LANES, low.c);
+            plain_leave(own.lane + 3u * SOFTMAX_LANES, low.d);
         }
-        for (; group < params.attend.groups; group++) {
-            sum += plain_left(first + group * parts);
+        workgroupBarrier();
+        for (var i = own.lane; i < PLAIN_TOGETHER * parts; i += SOFTMAX_LANES) {
+            let channel = i & (PLAIN_TOGETHER - 1u);
+            let part = i >> (PLAIN_TOGETHER / 2u);
+            let first = channel * SOFTMAX_LANES + part;
+            var sum = plain_left(first);
+            for (var group = 1u; group < PLAIN_GROUPS; group++) {
+                sum += plain_left(first + group * PLAIN_PARTS);
+            }
+            heads_store(place, at + PLAIN_PART * part + base + channel, sum);
         }
-        heads_store(place, PLAIN_PART * part + base + channel, sum);
-    }
-    workgroupBarrier();
-}
-
-fn plain_store_eight(own: AttendLane, place: Whole, base: u32, sums: AttendSums) {
-    plain_store(own, place, base, PlainFour(sums.a, sums.b, sums.c, sums.d));
-    if PLAIN_TOGETHER == 2u {
-        plain_store(own, place, base + 2u, PlainFour(sums.c, sums.d, sums.c, sums.d));
-    }
-    plain_store(own, place, base + 4u, PlainFour(sums.e, sums.f, sums.g, sums.h));
-    if PLAIN_TOGETHER == 2u {
-        plain_store(own, place, base + 6u, PlainFour(sums.g, sums.h, sums.g, sums.h));
+        workgroupBarrier();
+        if PLAIN_TOGETHER == 4u {
+            low = AttendSums(low.e, low.f, low.g, low.h, high.a, high.b, high.c, high.d);
+            high = AttendSums(high.e, high.f, high.g, high.h, high.a, high.b, high.c, high.d);
+        } else {
+            low = AttendSums(low.c, low.d, low.e, low.f, low.g, low.h, low.a, low.b);
+        }
     }
 }
 
@@ -356,11 +352,10 @@ fn plain_finish(own: AttendLane, place: Whole, run: PlainRun) {
         }
     }
     workgroupBarrier();
-    let at = params.attend.head_dim_v + 2u;
-    plain_store_eight(own, place, at, low);
-    if PLAIN_PART == 16u {
-        plain_store_eight(own, place, at + 8u, high);
-    }
+    var sums = run;
+    sums.low = low;
+    sums.high = high;
+    plain_store(own, place, params.attend.head_dim_v + 2u, sums);
     if lane == 0u {
         heads_store(place, params.attend.head_dim_v, run.top);
         heads_store(place, params.attend.head_dim_v + 1u, total);

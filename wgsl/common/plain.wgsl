@@ -3,10 +3,14 @@
 // products of integers with keys. And the scales of tokens. Needs element.wgsl, grid.wgsl, attend.wgsl,
 // attend_page.wgsl and heads_4.wgsl or a sibling.
 //
-// Wants SOFTMAX_LANES, KEY_BITS, VALUE_BITS and PLAIN_BYTES (1 where books are held as bytes); packed_key_row and packed_value_row (row) -> vec4<f32>, four numbers of the books; plain_key
-// and plain_value (slab, at) -> u32, a word of keys or values.
+// Wants SOFTMAX_LANES, KEY_BITS, VALUE_BITS and PLAIN_BYTES (1 where books are held as bytes); packed_key_row and
+// packed_value_row (row) -> vec4<f32>, four numbers of the books; plain_key and plain_value (slab, at) -> u32, a word of keys or values.
 
-const PLAIN_SHARED: bool = KEY_BITS == VALUE_BITS;
+// Whether bytes of values have half a word each, so that what several tokens have of a channel comes side by
+// side by additions. Rows of two channels take a word either way.
+const PLAIN_WIDE: bool = PLAIN_BYTES == 1u && VALUE_BITS > 2u;
+// Whether keys and values read one array.
+const PLAIN_SHARED: bool = KEY_BITS == VALUE_BITS && !PLAIN_WIDE;
 // What a byte of a book counts in.
 const PLAIN_UNIT: f32 = 0.03125;
 
@@ -14,7 +18,7 @@ const KEY_ROWS: u32 = select(256u, 64u, KEY_BITS == 3u);
 const VALUE_ROWS: u32 = select(256u, 64u, VALUE_BITS == 3u);
 // Words of a row: 8, 4 or 2 channels of f16 or bytes.
 const KEY_WORDS: u32 = select(select(1u, 2u, KEY_BITS == 2u), 4u, KEY_BITS == 1u) >> select(PLAIN_BYTES, 0u, KEY_BITS > 2u);
-const VALUE_WORDS: u32 = select(select(1u, 2u, VALUE_BITS == 2u), 4u, VALUE_BITS == 1u) >> select(PLAIN_BYTES, 0u, VALUE_BITS > 2u);
+const VALUE_WORDS: u32 = select(select(1u, 2u, VALUE_BITS == 2u), 4u, VALUE_BITS == 1u) >> select(0u, PLAIN_BYTES, VALUE_BITS < 3u && !PLAIN_WIDE);
 const KEY_ONES: u32 = select(1u, KEY_ROWS, KEY_WORDS == 1u);
 const KEY_TWOS: u32 = select(1u, KEY_ROWS, KEY_WORDS == 2u);
 const KEY_FOURS: u32 = select(1u, KEY_ROWS, KEY_WORDS == 4u);
@@ -39,16 +43,44 @@ fn plain_halves(low: vec4<f32>, high: vec4<f32>) -> vec4<u32> {
         plain_pair(low.xy), plain_pair(low.zw), plain_pair(high.xy), plain_pair(high.zw));
 }
 
-fn plain_four_bytes(four: vec4<f32>) -> u32 {
-    return pack4xI8(vec4<i32>(round(four * (1.0 / PLAIN_UNIT))));
+// 2^23 + 2^22: added to a small whole number, it leaves the number in the lowest bits.
+const PLAIN_FIXED: f32 = 12582912.0;
+
+fn plain_bytes(four: vec4<f32>) -> vec4<u32> {
+    return bitcast<vec4<u32>>(four * (1.0 / PLAIN_UNIT) + PLAIN_FIXED) & vec4<u32>(255u);
 }
 
-// A row of a book given eight numbers, as bytes or as f16.
-fn plain_row(low: vec4<f32>, high: vec4<f32>, bytes: bool) -> vec4<u32> {
-    if bytes {
-        return vec4<u32>(plain_four_bytes(low), plain_four_bytes(high), 0u, 0u);
+fn plain_four_bytes(four: vec4<f32>) -> u32 {
+    let bytes = plain_bytes(four);
+    return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
+}
+
+// Eight numbers, or the first four or two, of a book.
+struct PlainNumbers {
+    low: vec4<f32>,
+    high: vec4<f32>,
+}
+
+// A row of keys given its numbers, as bytes or as f16.
+fn plain_key_row(own: PlainNumbers) -> vec4<u32> {
+    if PLAIN_BYTES == 1u {
+        return vec4<u32>(plain_four_bytes(own.low), plain_four_bytes(own.high), 0u, 0u);
     }
-    return plain_halves(low, high);
+    return plain_halves(own.low, own.high);
+}
+
+// A row of values, as bytes, two or four a word, or as f16.
+fn plain_value_row(own: PlainNumbers) -> vec4<u32> {
+    if PLAIN_BYTES == 1u && !PLAIN_WIDE {
+        return vec4<u32>(plain_four_bytes(own.low), plain_four_bytes(own.high), 0u, 0u);
+    }
+    if PLAIN_BYTES == 1u {
+        let low = plain_bytes(own.low);
+        let high = plain_bytes(own.high);
+        return vec4<u32>(low.x | (low.y << 16u), low.z | (low.w << 16u),
+            high.x | (high.y << 16u), high.z | (high.w << 16u));
+    }
+    return plain_halves(own.low, own.high);
 }
 
 // The half of four numbers that a row of 2 channels is.
@@ -56,49 +88,64 @@ fn plain_half(pairs: vec4<f32>, row: u32) -> vec4<f32> {
     return vec4<f32>(select(pairs.xy, pairs.zw, (row & 1u) == 1u), 0.0, 0.0);
 }
 
-fn plain_key_row(row: u32) -> vec4<u32> {
-    let bytes = PLAIN_BYTES == 1u;
+fn plain_key_numbers(row: u32) -> PlainNumbers {
     if KEY_BITS == 1u {
-        return plain_row(packed_key_row(2u * row), packed_key_row(2u * row + 1u), bytes);
+        return PlainNumbers(packed_key_row(2u * row), packed_key_row(2u * row + 1u));
     } else if KEY_BITS == 2u {
-        return plain_row(packed_key_row(row), vec4<f32>(0.0), bytes);
+        return PlainNumbers(packed_key_row(row), vec4<f32>(0.0));
     }
-    return plain_row(plain_half(packed_key_row(row >> 1u), row), vec4<f32>(0.0), bytes);
+    return PlainNumbers(plain_half(packed_key_row(row >> 1u), row), vec4<f32>(0.0));
 }
 
-fn plain_value_row(row: u32) -> vec4<u32> {
-    let bytes = PLAIN_BYTES == 1u;
+fn plain_value_numbers(row: u32) -> PlainNumbers {
     if VALUE_BITS == 1u {
-        return plain_row(packed_value_row(2u * row), packed_value_row(2u * row + 1u), bytes);
+        return PlainNumbers(packed_value_row(2u * row), packed_value_row(2u * row + 1u));
     } else if VALUE_BITS == 2u {
-        return plain_row(packed_value_row(row), vec4<f32>(0.0), bytes);
+        return PlainNumbers(packed_value_row(row), vec4<f32>(0.0));
     }
-    return plain_row(plain_half(packed_value_row(row >> 1u), row), vec4<f32>(0.0), bytes);
+    return PlainNumbers(plain_half(packed_value_row(row >> 1u), row), vec4<f32>(0.0));
 }
 
-// Puts the books before the workgroup. A barrier must follow.
+fn plain_keep_key(i: u32) {
+    let numbers = plain_key_numbers(i);
+    let row = plain_key_row(numbers);
+    if KEY_WORDS == 4u {
+        plain_key_four[i] = row;
+    } else if KEY_WORDS == 2u {
+        plain_key_two[i] = row.xy;
+    } else {
+        plain_key_one[i] = row.x;
+    }
+    if PLAIN_WIDE && KEY_BITS == VALUE_BITS {
+        plain_value_one[i] = plain_value_row(numbers).x;
+    }
+}
+
+fn plain_keep_value(i: u32) {
+    let row = plain_value_row(plain_value_numbers(i));
+    if VALUE_WORDS == 4u {
+        plain_value_four[i] = row;
+    } else if VALUE_WORDS == 2u {
+        plain_value_two[i] = row.xy;
+    } else {
+        plain_value_one[i] = row.x;
+    }
+}
+
+// Puts the books before the workgroup. A barrier must follow. Rows are multiples of lanes or fewer, so
+// that the loops have a constant count.
 fn plain_books(lane: u32) {
-    for (var i = lane; i < KEY_ROWS; i += SOFTMAX_LANES) {
-        let row = plain_key_row(i);
-        if KEY_WORDS == 4u {
-            plain_key_four[i] = row;
-        } else if KEY_WORDS == 2u {
-            plain_key_two[i] = row.xy;
-        } else {
-            plain_key_one[i] = row.x;
+    for (var first = 0u; first < KEY_ROWS; first += SOFTMAX_LANES) {
+        if KEY_ROWS >= SOFTMAX_LANES || lane < KEY_ROWS {
+            plain_keep_key(first + lane);
         }
     }
-    if PLAIN_SHARED {
+    if KEY_BITS == VALUE_BITS {
         return;
     }
-    for (var i = lane; i < VALUE_ROWS; i += SOFTMAX_LANES) {
-        let row = plain_value_row(i);
-        if VALUE_WORDS == 4u {
-            plain_value_four[i] = row;
-        } else if VALUE_WORDS == 2u {
-            plain_value_two[i] = row.xy;
-        } else {
-            plain_value_one[i] = row.x;
+    for (var first = 0u; first < VALUE_ROWS; first += SOFTMAX_LANES) {
+        if VALUE_ROWS >= SOFTMAX_LANES || lane < VALUE_ROWS {
+            plain_keep_value(first + lane);
         }
     }
 }
@@ -178,21 +225,23 @@ fn plain_value_halves(code: u32) -> AttendPiece {
     );
 }
 
-// The same from a book of bytes, as bytes.
+// The same from a book of bytes, four channels a word, where they are not wide.
 fn plain_value_bytes(code: u32) -> vec2<u32> {
-    if VALUE_BITS == 1u {
+    if PLAIN_SHARED {
+        return plain_key_bytes(code);
+    } else if VALUE_BITS == 1u {
         return plain_value_two[code];
-    } else if VALUE_BITS == 2u {
-        return vec2<u32>(plain_value_one[code & 255u], plain_value_one[code >> 8u]);
-    } else if VALUE_BITS == 3u {
-        return vec2<u32>(
-            plain_value_one[code & 63u] | (plain_value_one[(code >> 6u) & 63u] << 16u),
-            plain_value_one[(code >> 12u) & 63u] | (plain_value_one[code >> 18u] << 16u),
-        );
     }
-    return vec2<u32>(
-        plain_value_one[code & 255u] | (plain_value_one[(code >> 8u) & 255u] << 16u),
-        plain_value_one[(code >> 16u) & 255u] | (plain_value_one[code >> 24u] << 16u),
+    return vec2<u32>(plain_value_one[code & 255u], plain_value_one[code >> 8u]);
+}
+
+// The same from a book of wide bytes, two channels a word.
+fn plain_value_pairs(code: u32) -> vec4<u32> {
+    return vec4<u32>(
+        plain_value_one[code & 63u],
+        plain_value_one[(code >> 6u) & 63u],
+        plain_value_one[(code >> 12u) & 63u],
+        plain_value_one[code >> 18u],
     );
 }
 
@@ -202,14 +251,6 @@ fn plain_value_piece(code: u32) -> AttendPiece {
         return plain_key_halves(code);
     }
     return plain_value_halves(code);
-}
-
-// The same from a book of bytes.
-fn plain_value_words_of(code: u32) -> vec2<u32> {
-    if PLAIN_SHARED {
-        return plain_key_bytes(code);
-    }
-    return plain_value_bytes(code);
 }
 
 // The indices of 8 channels out of those of 32, which are the first KEY_BITS words of `words`.
@@ -302,10 +343,10 @@ fn plain_pack(a: vec4<u32>, b: vec4<u32>, t: vec4<u32>) -> u32 {
     return both.x | (both.y << 8u) | (both.z << 16u) | (both.w << 24u);
 }
 
-// What a code of 4 bits on a grid of scales stands for.
+// What a code of 4 bits on a grid of scales stands for; below the smallest log, some number as small.
 fn plain_scale(grid: vec2<f32>, code: u32) -> f32 {
     let power = grid_value(grid, code & 15u);
-    return select(exp2(min(power, GRID_MAX_LOG)), 0.0, power < GRID_MIN_LOG);
+    return exp2(min(power, GRID_MAX_LOG));
 }
 
 // Both grids of scales, where they have 4 bits.

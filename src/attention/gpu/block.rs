@@ -124,6 +124,7 @@ pub(super) fn page_params(
         key_book: 0,
         value_book: 0,
         scaled_at: prepared.scaled_at,
+        bytes_at: prepared.bytes_at,
         head_dim: keys.head_dim() as u32,
         ..PackedPageParams::default()
     }

@@ -30,9 +30,10 @@ use rotate::Scales;
 /// room for some 900 of one query head at a time and for 396 of four, so that these go in one round and in
 /// two (benches/RESULTS.md).
 const GROUPS: usize = 768;
-/// The same for kernels that multiply integers, of four queries: four go on a processor of an H200, all in
-/// one round.
+/// The same for kernels that multiply integers, of two or four queries: four go on a processor of an H200, all
+/// in one round; and of one query, of which eight go there.
 const BYTES_GROUPS: usize = 512;
+const ONE_BYTES_GROUPS: usize = 1024;
 /// The same for raw rows, whose workgroups are smaller.
 const RAW_GROUPS: usize = 1024;
 

@@ -5,8 +5,8 @@ use super::plain;
 use super::rotate::Prepared;
 use super::view::DevicePackedView;
 use super::{
-    BYTES_GROUPS, GROUPS, head_dim_variant, head_dims, plain_kernel, positions, rope_constants,
-    rope_constants_of_all,
+    BYTES_GROUPS, GROUPS, ONE_BYTES_GROUPS, head_dim_variant, head_dims, plain_kernel, positions,
+    rope_constants, rope_constants_of_all,
 };
 use crate::attention::params::PackedParams;
 use crate::attention::plan::Plan;
@@ -166,7 +166,8 @@ fn shape(context: &Context, plan: &Plan, view: &DevicePackedView<'_>) -> Option<
 /// Workgroups that fill a large device.
 pub(super) fn workgroups(context: &Context, plan: &Plan, view: &DevicePackedView<'_>) -> usize {
     match shape(context, plan, view) {
-        Some(shape) if shape.bytes && shape.heads == BLOCK => BYTES_GROUPS,
+        Some(shape) if shape.bytes && shape.heads == 1 => ONE_BYTES_GROUPS,
+        Some(shape) if shape.bytes => BYTES_GROUPS,
         _ => GROUPS,
     }
 }

@@ -95,10 +95,7 @@ impl Shape {
     fn within(self, means: Means) -> Option<Self> {
         let [of_bytes, of_floats] =
             [true, false].map(|bytes| LANES.map(|lanes| Self { bytes, lanes, ..self }));
-        // Rows of two channels take two look-ups a word, which for one query costs what integers save (0.204 ms
-        // against 0.188 in pages, benches/RESULTS.md).
-        let short = self.heads == 1 && self.bits == [Bits::Three; 2];
-        let bytes = self.bytes && means.dots && self.forms[1] & FOUR != 0 && !short;
+        let bytes = self.bytes && means.dots && self.forms[1] & FOUR != 0;
         let of_bytes = of_bytes.into_iter().filter(|shape| bytes && shape.even());
         // Channels of a value, too, have a place in the memory of the weights.
         let fits = |shape: &Self| {
@@ -122,6 +119,8 @@ impl Shape {
         let parts = self.head_dims[1] / self.part();
         let groups = (self.lanes / parts).max(1);
         let spans = self.span().is_multiple_of(TOKENS * groups);
+        // Lanes that multiply integers take four tokens of two words of scales.
+        let spans = spans && (!self.bytes || groups.is_multiple_of(4));
         spans && groups * parts == self.lanes && self.chunk.is_multiple_of(self.span())
     }
 
@@ -139,31 +138,38 @@ impl Shape {
     fn memory(&self) -> usize {
         let (heads, lanes, pages) = (self.heads, self.lanes, self.pages());
         let head_dim = self.head_dims[0];
-        let book = |side: usize| {
+        let book = |side: usize, bytes: usize| {
             let bits = self.bits[side];
-            let numbers = Family::Plain.rows(bits) * Family::Plain.width(bits);
-            // A row of two bytes takes a word, too.
-            let word = 4 * Family::Plain.rows(bits);
-            if self.bytes { numbers.max(word) } else { 2 * numbers }
+            // A row takes a word at least.
+            let words = 4 * Family::Plain.rows(bits);
+            (bytes * Family::Plain.rows(bits) * Family::Plain.width(bits)).max(words)
         };
-        let shared = self.bits[0] == self.bits[1];
+        // Bytes of values take two each.
+        let shared = self.bits[0] == self.bits[1] && !self.bytes;
+        let books = book(0, if self.bytes { 1 } else { 2 }) + if shared { 0 } else { book(1, 2) };
         // Four queries are spared what one or two have: see `PLAIN_SPARE`.
-        let queries = if self.bytes || heads > 2 { 1 } else { 2 };
+        let queries = if heads > 2 { 1 } else { 2 };
         let own = if self.bytes {
-            [4 * heads * (head_dim / 4), 4 * heads * self.head_dims[1].max(2 * lanes), 4 * pages]
+            let queries = 4 * heads * (3 * head_dim / 4 + 4);
+            [
+                queries,
+                4 * heads * lanes.max(self.head_dims[1].saturating_sub(lanes)),
+                4 * pages,
+                6 * 8 * pages,
+            ]
         } else {
-            [0, 4 * heads * TOKENS * lanes, 0]
+            [4 * heads * queries * head_dim, 4 * heads * TOKENS * lanes, 0, 0]
         };
         let parts = [
-            queries * 4 * heads * head_dim,
             4 * heads * lanes,
             16 * pages,
             4 * pages,
-            4 * heads * pages.max(lanes / 8),
+            // `PLAIN_TOPS`.
+            4 * heads * pages.max(8),
             8 * pages,
             // Seven numbers of each query's block.
             4 * 7 * heads,
-            book(0) + if shared { 0 } else { book(1) },
+            books,
             // Books of other widths, of one row each.
             5 * 16,
         ];

@@ -6,8 +6,8 @@ use crate::attention::params::RotateParams;
 use crate::attention::plan::{Firsts, Plan};
 use crate::error::Result;
 use crate::gpu::{Binding, Groups, Kernel, Magic, Params, Recorder, Slice, Variant};
-use crate::layout::PageLayout;
 use crate::layout::pool::{PageClass, PoolLayout};
+use crate::layout::{MeanDomain, PIECE, PageLayout};
 use crate::nsnquant::Hadamard;
 use crate::shape::check_count;
 
@@ -65,6 +65,8 @@ pub(super) struct Prepared {
     /// Word where `H` times the queries under the key scales of their rows start, `[queries,
     /// head_dim_k]`; 0 where there are none.
     pub(super) scaled_at: u32,
+    /// Word where the bytes of queries for products of integers start; 0 where there are none.
+    pub(super) bytes_at: u32,
 }
 
 /// Records the preparation of all queries for packed keys of a layout, if there are any, under the
@@ -79,12 +81,18 @@ pub(super) fn record(
 ) -> Result<Prepared> {
     let stride = 2 * plan.head_dim_k as u64 + 4;
     let scaled = key_scales.filter(|_| packed.is_some());
-    let scaled_words = if scaled.is_some() { plan.head_dim_k as u64 } else { 0 };
-    let scaled_at = match scaled {
-        Some(_) => check_count("prepared queries", &[plan.queries(), stride as usize])? as u32,
-        None => 0,
+    let scaled_words = if scaled.is_some() { plan.head_dim_k } else { 0 };
+    let integers = rec.context().integer_dots() && plan.head_dim_k.is_multiple_of(PIECE);
+    let bytes = packed.filter(|_| integers);
+    let bytes_words = if bytes.is_some() { 3 * plan.head_dim_k / 4 + 4 } else { 0 };
+    // Where what has so many words a query before it starts.
+    let after = |words: usize| -> Result<u32> {
+        Ok(check_count("prepared queries", &[plan.queries(), words])? as u32)
     };
-    let size = (plan.queries() as u64).saturating_mul(4 * (stride + scaled_words));
+    let scaled_at = if scaled.is_some() { after(stride as usize)? } else { 0 };
+    let bytes_at = if bytes.is_some() { after(stride as usize + scaled_words)? } else { 0 };
+    let words = stride + (scaled_words + bytes_words) as u64;
+    let size = (plan.queries() as u64).saturating_mul(4 * words);
     let buffer = rec.context().create("wgkv attention queries", size)?;
     let member = plan.kv_heads * plan.per_row;
     let [by_tokens, by_member, by_row] = [plan.tokens, member, plan.per_row].map(Magic::of);
@@ -112,6 +120,8 @@ pub(super) fn record(
         first,
         own: u32::from(firsts.is_some()),
         scaled_at,
+        bytes_at,
+        turned: u32::from(bytes.is_some_and(|keys| keys.scheme().mean == MeanDomain::Hadamard)),
         row_multiplier: by_row.multiplier,
         row_shift1: by_row.shift1,
         row_shift2: by_row.shift2,
@@ -144,5 +154,5 @@ pub(super) fn record(
         &[queries.data, numbers, scales, lists, Slice::all(&buffer)],
         Groups(plan.queries() as u64),
     )?;
-    Ok(Prepared { buffer, scaled_at })
+    Ok(Prepared { buffer, scaled_at, bytes_at })
 }
