@@ -1,4 +1,6 @@
-//! Faults that were once there, a test by name for each.
+//! Faults that were once there, a test by name for each. One that takes pages made by hand is beside its kind:
+//! `codes_of_values_that_are_not_seen_change_nothing` in `tests/attention/integers.rs` (what rounding leaves of weights went
+//! to tokens that are not seen).
 
 #[path = "support/mod.rs"]
 mod support;

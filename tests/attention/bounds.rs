@@ -8,6 +8,7 @@ use wgkv::layout::{Bits, Profile, Scheme};
 use wgkv::shape::Dtype;
 
 use crate::common::{Case, Kind, PATHS, Path, Random, Shape as FlatShape};
+use crate::integers;
 use crate::packed::SLACK;
 use crate::paged::{Batch, Head, Member, Shape};
 
@@ -94,6 +95,32 @@ fn pages_beyond_their_slab_are_left_out() -> wgkv::Result<()> {
         tried[PageClass::Packed.index()] == 4 && tried.iter().all(|count| *count >= 2),
         "{tried:?}"
     );
+    Ok(())
+}
+
+#[test]
+fn integers_leave_a_page_beyond_its_slab_out() -> wgkv::Result<()> {
+    let device = integers::integers();
+    let config = PagedAttend::default();
+    for group in integers::GROUPS {
+        let short = Shape { slab_pages: 7, ..integers::shape(integers::pairs()[1], group) };
+        let mut batch = Batch::new(&short, &integers::members(&[(0, 9, 0), (0, 2, 0)]), 0);
+        let (whole, _) = batch.gpu_on(&device, &config, Ok)?;
+        let class = PageClass::Packed;
+        let beyond = (1 << batch.layout.shift(class)) - 1;
+        assert!(batch.layout.pages_per_slab(class) <= beyond);
+        let slab = batch.layout.slab_of(class, batch.tables.packed[2]);
+        batch.tables.packed[2] = batch.layout.page(class, slab, beyond);
+        for list in [&mut batch.rows.keys[0], &mut batch.rows.values[0]] {
+            list.drain(2 * integers::CHUNK * DIM..3 * integers::CHUNK * DIM);
+        }
+        batch.rows.positions[0].drain(2 * integers::CHUNK..3 * integers::CHUNK);
+        let (got, _) = batch.gpu_on(&device, &config, Ok)?;
+        batch.judge(&got, &config, integers::INTEGER_SLACK);
+        // The other row does not notice.
+        assert_eq!(got.out[group * DIM..], whole.out[group * DIM..]);
+    }
+    assert!(integers::built(&device, integers::PAGED) >= 3);
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use wgkv::attention::cpu::Attended;
 use wgkv::attention::gpu::{self, DeviceCacheView, DevicePackedView, DeviceQueries};
 use wgkv::attention::{AttendConfig, CacheView, PackedView, Queries, cpu};
-use wgkv::gpu::Slice;
+use wgkv::gpu::{Context, Slice};
 use wgkv::judge::attention::{Rows, Rules};
 use wgkv::judge::{self, widen};
 use wgkv::layout::{Bits, PageLayout, Scheme};
@@ -277,7 +277,11 @@ impl Case {
     }
 
     pub fn try_gpu(&self) -> wgkv::Result<Attended> {
-        let context = support::context();
+        self.gpu_on(support::context())
+    }
+
+    /// As [`Self::try_gpu`], on a device of its own.
+    pub fn gpu_on(&self, context: &Context) -> wgkv::Result<Attended> {
         let upload = |bytes: &[u8]| context.upload("test", bytes).expect("a buffer");
         let words = |words: &[u32]| upload(bytemuck::cast_slice(words));
         let raw_offsets = words(&self.raw_offsets);
@@ -323,7 +327,7 @@ impl Case {
             tokens: self.shape.tokens,
             head_dim: self.shape.dim_k,
         };
-        let (out, lse) = support::run(|rec| {
+        let (out, lse) = support::run_on(context, |rec| {
             let attended = gpu::attend(rec, &view, &queries, &self.config)?;
             let out = rec.read_back(Slice::all(&attended.out))?;
             Ok((out, rec.read_back(Slice::all(&attended.lse))?))

@@ -6,6 +6,7 @@ mod support;
 mod bounds;
 mod common;
 mod fused;
+mod integers;
 mod merge;
 mod packed;
 mod paged;

@@ -276,6 +276,28 @@ impl Batch {
         Self { shape: shape.clone(), layout, codecs, tables, slabs, rows, queries, key_scales }
     }
 
+    /// Puts other rows in the place of those of a packed page of the first row, which has no sinks.
+    pub fn repack(&mut self, number: usize, sides: [&[f32]; 2]) {
+        let class = PageClass::Packed;
+        let page = self.tables.packed[number];
+        let slab = self.layout.slab_of(class, page) as usize;
+        let first = self.layout.word_of(class, page);
+        let at = [first, first + self.layout.values_offset(class)];
+        let slab = self.slabs[class.index()][slab].as_mut().expect("a slab");
+        let rows = number * self.shape.chunk..(number + 1) * self.shape.chunk;
+        let positions = &self.rows.positions[0][rows.clone()];
+        let codecs = self.codecs.as_ref().expect("codecs");
+        for (side, values) in sides.into_iter().enumerate() {
+            let (codec, dim) = (&codecs[side], self.shape.dims[side]);
+            let part = encode_at(codec, Elements::F32(values), positions, &[0], None);
+            let part = part.expect("a page");
+            slab[at[side]..at[side] + part.len()].copy_from_slice(&part);
+            let reals = decoded(codec, &part, None, positions);
+            let list = [&mut self.rows.keys[0], &mut self.rows.values[0]];
+            list[side][rows.start * dim..rows.end * dim].copy_from_slice(&reals);
+        }
+    }
+
     pub fn heads(&self) -> usize {
         self.tables.rows() / self.tables.next.len() * self.shape.group
     }

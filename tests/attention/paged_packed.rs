@@ -10,6 +10,7 @@ use wgkv::shape::Dtype;
 use wgkv::wgpu;
 
 use crate::common::{Kind, PATHS, Path};
+use crate::integers::{INTEGER_SLACK, devices};
 use crate::packed::SLACK;
 use crate::paged::{Batch, Head, Member, Shape};
 use crate::paged_raw::alone_and_together;
@@ -285,27 +286,6 @@ fn a_page_of_no_slab_is_left_out() -> wgkv::Result<()> {
     assert_ne!(got.out[..2 * 64], whole.out[..2 * 64]);
     assert!(batch.cpu(&PagedAttend::default()).is_err());
     Ok(())
-}
-
-/// What [`ContextDescriptor::integer_dots`] allows, in the units of [`Batch::judge`]: the rounding of
-/// queries to 127ths of their largest channel is 3 * 2^-8 of the product of the norms of query and key at the
-/// very most (a largest channel of 3 times the rest, all roundings of one sign), and this is a 24th of that. What
-/// weights are rounded by is less where a round has few tokens.
-const INTEGER_SLACK: f64 = 8192.0;
-
-/// What a device may have: products of integers, none of them, and the baseline alone.
-fn devices() -> [Context; 3] {
-    let full = support::context().device().limits();
-    let small = wgpu::Limits {
-        max_compute_workgroup_storage_size: wgpu::Limits::default()
-            .max_compute_workgroup_storage_size,
-        ..full.clone()
-    };
-    [(&full, true), (&full, false), (&small, false)].map(|(limits, integer_dots)| {
-        let (device, queue) = support::device(limits);
-        let descriptor = ContextDescriptor { integer_dots, ..ContextDescriptor::default() };
-        Context::new(&device, &queue, &descriptor).expect("a context")
-    })
 }
 
 #[test]
