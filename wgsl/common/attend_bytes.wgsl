@@ -504,7 +504,7 @@ fn plain_round(own: AttendLane, mine: PlainMine, block: AttendBlock, page: vec4<
     let key_codes = plain_codes_of_keys(page, first);
     let value_codes = plain_codes_of_values(page, first);
     let stride = (HEAD_DIM >> 5u) * KEY_BITS;
-    let key_words = vec4<u32>(page.x + stride * first) 
+    let key_words = vec4<u32>(page.x + stride * first)
         + stride * vec4<u32>(0u, PLAIN_SECOND, PLAIN_THIRD, PLAIN_FOURTH);
     let keys = plain_key_words(page.w, key_words);
     var part = Real(0.0);
