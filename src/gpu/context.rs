@@ -16,14 +16,15 @@ pub struct ContextDescriptor<'a> {
     /// A cache that pipelines are made through (Vulkan only); the caller loads and saves it.
     pub pipeline_cache: Option<&'a wgpu::PipelineCache>,
     /// Whether attention over books of bytes (the plain ones of 1 to 3 bits) may multiply integers of 8 bits,
-    /// which is faster (benches/RESULTS.md) and less exact. Queries are rounded to 127ths of the largest
-    /// channel of each (those that meet the means of keys to 16 bits), so that a logit is off by up to 1/254 of that channel times the sum of the key's
-    /// channels, all without their signs, and by a thousandth of the product of both norms as a rule.
-    /// Weights are rounded to 127ths of the largest that the 512 tokens taken together can have; what rounding
-    /// leaves goes to the next token, so that many small weights count in full. On keys and values at random, where
-    /// values nearly cancel, outputs were off by 2 to 4.5% (root mean square), where packing values to 2 bits costs
-    /// 30%. It is for values whose scales have 4 bits and chunks in which lanes have equal parts (64 tokens at
-    /// 64, 128 or 256 channels are such); elsewhere floats are multiplied as ever. Off by default.
+    /// which is faster (benches/RESULTS.md) and less exact. Queries are rounded to 127ths of the largest channel
+    /// of each (those that meet the means of keys to 16 bits), so that a logit is off by up to 1/254 of that
+    /// channel times the sum of the key's channels, all without their signs, and by a thousandth of the product
+    /// of both norms as a rule. Weights are rounded to 127ths of the largest that the 512 tokens taken together
+    /// can have; what rounding leaves goes to the next token, so that many small weights are not lost. On keys
+    /// and values at random, where values nearly cancel, outputs were off by 2 to 4.5% (root mean square), where
+    /// packing values to 2 bits costs 30%. It is for values whose scales have 4 bits and chunks in which lanes
+    /// have equal parts (64 tokens at 64, 128 or 256 channels are such); elsewhere floats are multiplied as ever.
+    /// Off by default.
     ///
     /// In a browser it takes `packed_4x8_integer_dot_product` in
     /// `navigator.gpu.wgslLanguageFeatures`; outside browsers wgpu has it everywhere.

@@ -169,10 +169,8 @@ fn plain_mean_word(number: u32, channel: u32) -> u32 {
 
 // Adds a channel of a page's mean.
 fn plain_mean(sum: Real, number: u32, channel: u32, word: u32) -> Real {
-    if VALUE_DIM < SOFTMAX_LANES || VALUE_DIM % SOFTMAX_LANES != 0u {
-        if channel >= VALUE_DIM {
-            return sum;
-        }
+    if VALUE_DIM % SOFTMAX_LANES != 0u && channel >= VALUE_DIM {
+        return sum;
     }
     if packed_has(packed_value_form(), PACKED_FOUR) {
         return sum + plain_page[number] * grid_value(plain_grids[number], grid_nibble(word, channel));

@@ -4,7 +4,8 @@
 // attend_page.wgsl and heads_4.wgsl or a sibling.
 //
 // Wants SOFTMAX_LANES, KEY_BITS, VALUE_BITS and PLAIN_BYTES (1 where books are held as bytes); packed_key_row and
-// packed_value_row (row) -> vec4<f32>, four numbers of the books; plain_key and plain_value (slab, at) -> u32, a word of keys or values.
+// packed_value_row (row) -> vec4<f32>, four numbers of the books; plain_key and plain_value (slab, at) -> u32, a
+// word of keys or values.
 
 // Whether bytes of values have half a word each, so that what several tokens have of a channel comes side by
 // side by additions. Rows of two channels take a word either way.
@@ -18,7 +19,7 @@ const KEY_ROWS: u32 = select(256u, 64u, KEY_BITS == 3u);
 const VALUE_ROWS: u32 = select(256u, 64u, VALUE_BITS == 3u);
 // Words of a row: 8, 4 or 2 channels of f16 or bytes.
 const KEY_WORDS: u32 = select(select(1u, 2u, KEY_BITS == 2u), 4u, KEY_BITS == 1u) >> select(PLAIN_BYTES, 0u, KEY_BITS > 2u);
-const VALUE_WORDS: u32 = select(select(1u, 2u, VALUE_BITS == 2u), 4u, VALUE_BITS == 1u) >> select(0u, PLAIN_BYTES, VALUE_BITS < 3u && !PLAIN_WIDE);
+const VALUE_WORDS: u32 = select(select(1u, 2u, VALUE_BITS == 2u), 4u, VALUE_BITS == 1u) >> select(PLAIN_BYTES, 0u, VALUE_BITS > 2u);
 const KEY_ONES: u32 = select(1u, KEY_ROWS, KEY_WORDS == 1u);
 const KEY_TWOS: u32 = select(1u, KEY_ROWS, KEY_WORDS == 2u);
 const KEY_FOURS: u32 = select(1u, KEY_ROWS, KEY_WORDS == 4u);

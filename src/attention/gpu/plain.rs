@@ -138,15 +138,16 @@ impl Shape {
     fn memory(&self) -> usize {
         let (heads, lanes, pages) = (self.heads, self.lanes, self.pages());
         let head_dim = self.head_dims[0];
-        let book = |side: usize, bytes: usize| {
+        let book = |side: usize| {
             let bits = self.bits[side];
-            // A row takes a word at least.
-            let words = 4 * Family::Plain.rows(bits);
-            (bytes * Family::Plain.rows(bits) * Family::Plain.width(bits)).max(words)
+            let numbers = Family::Plain.rows(bits) * Family::Plain.width(bits);
+            // A row of two bytes takes a word, too.
+            let word = 4 * Family::Plain.rows(bits);
+            if self.bytes { numbers.max(word) } else { 2 * numbers }
         };
-        // Bytes of values take two each.
-        let shared = self.bits[0] == self.bits[1] && !self.bytes;
-        let books = book(0, if self.bytes { 1 } else { 2 }) + if shared { 0 } else { book(1, 2) };
+        // `PLAIN_WIDE`.
+        let wide = self.bytes && self.bits[1] == Bits::Three;
+        let shared = self.bits[0] == self.bits[1] && !wide;
         // Four queries are spared what one or two have: see `PLAIN_SPARE`.
         let queries = if heads > 2 { 1 } else { 2 };
         let own = if self.bytes {
@@ -169,7 +170,7 @@ impl Shape {
             8 * pages,
             // Seven numbers of each query's block.
             4 * 7 * heads,
-            books,
+            book(0) + if shared { 0 } else { book(1) },
             // Books of other widths, of one row each.
             5 * 16,
         ];
